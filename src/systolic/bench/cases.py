@@ -12,6 +12,8 @@ from systolic.spec import Epilogue, FusedOperand, MatmulSpec, PrecisionName, Pro
 LhsFn = Literal["", "cast", "mask", "norm"]
 RhsFn = Literal["", "dequantize"]
 
+EXPERT = "expert"  # the mesh axis that a layer's experts are cut over
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from systolic.chips import Chip
 from systolic.ops.op import op_of
@@ -13,6 +13,8 @@ from systolic.spec import SliceMesh
 
 class Contest:
     """The programs of specs of one kind: their op's."""
+
+    xla_is_explicit: ClassVar[bool] = False  # True if XLA's program takes a mesh with explicit axes, as ours does
 
     def planned(self, spec: Any) -> Any:
         """Return the spec whose configuration the planner chooses; None: there are many, each with its own."""

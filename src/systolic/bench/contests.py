@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from systolic.bench.contest import Contest
 from systolic.chips import Chip
@@ -65,6 +65,22 @@ class MoeLayerContest(NetworkContest):
 
         programs = raced(spec, chip)
         return replace(programs, ours=row_major(programs.ours), xla=row_major(programs.xla))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSliceContest(NetworkContest):
+    """Races layers of experts over a slice; XLA's program has `jax.shard_map` too."""
+
+    slice_mesh: SliceMesh
+    xla_is_explicit: ClassVar[bool] = True
+
+    def mesh(self, spec: Any) -> SliceMesh:
+        return self.slice_mesh
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        from systolic.bench.moe_device_programs import raced  # needs JAX
+
+        return raced(spec, chip)
 
 
 class PatternContest(NetworkContest):

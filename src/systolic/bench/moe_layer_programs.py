@@ -1,12 +1,13 @@
 """The programs of layers of experts: `systolic.moe` against `jax.lax.ragged_dot` with XLA's sorts and gathers.
 
 XLA's program is given the sizes of groups, which it would have to count: a simulation does not know what a router
-sends.
+sends. With quantized experts it has two forms: scales multiply the matrices, or the rows of the products.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,34 +20,67 @@ from systolic.ops.moe import moe
 from systolic.ops.moe.routing import typical_counts
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.op_programs import RacedPrograms
+from systolic.ops.quantized import Quantized
 
 
 def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
-    """Return both programs. Arguments are x, the router's logits, gate, up and down, and XLA's sizes of groups."""
+    """Return both programs.
+
+    Arguments are x, the router's logits, gate, up and down, their scales if they are quantized, and XLA's sizes of
+    groups.
+    """
     experts, k, n = spec.experts, spec.k, spec.n
-    shapes = ((spec.m, k), *((experts, *shape) for shape in ((k, n), (k, n), (n, k))))
-    x, *weights = (jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)) for shape in shapes)
+    x = jax.ShapeDtypeStruct((spec.m, k), jnp.dtype(spec.dtype))
     logits = jax.ShapeDtypeStruct((spec.m, experts), jnp.float32)
+    weights = [
+        jax.ShapeDtypeStruct((experts, *shape), jnp.dtype(spec.dtype_rhs or spec.dtype))
+        for shape in ((k, n), (k, n), (n, k))
+    ]
+    scales = [jax.ShapeDtypeStruct((experts, 1, matrix.shape[2]), jnp.float32) for matrix in weights]
     sizes = typical_counts(spec.m, spec.top_k, experts).sum(0, dtype=np.int32)
+    forms = {"scales of matrices": functools.partial(plain, spec.top_k, True)} if spec.dtype_rhs else {}
     return RacedPrograms(
         spec=spec,
-        arguments=(x, logits, *weights, sizes),
+        arguments=(x, logits, *weights, *(scales if spec.dtype_rhs else ()), sizes),
         ours=functools.partial(_ours, spec.top_k, implementation, chip),
-        xla=functools.partial(plain, spec.top_k),
+        xla=functools.partial(plain, spec.top_k, False),
+        xla_forms=forms,
     )
 
 
-def _ours(top_k: int, implementation: Any, chip: Chip, *given: Array) -> Array:
-    *arrays, _ = given
-    return moe(*arrays, top_k=top_k, implementation=implementation, chip=chip)
+def _ours(top_k: int, implementation: Any, chip: Chip, x: Array, logits: Array, *given: Array) -> Array:
+    *weights, _ = given
+    matrices = [
+        Quantized(weights[number], weights[number + 3]) if len(weights) > 3 else weights[number] for number in range(3)
+    ]
+    return moe(x, logits, *matrices, top_k=top_k, implementation=implementation, chip=chip)
 
 
-def plain(top_k: int, x: Array, logits: Array, gate: Array, up: Array, down: Array, sizes: Array) -> Array:
-    weights, experts = lax.top_k(jax.nn.softmax(logits), top_k)
-    weights /= weights.sum(1, keepdims=True)
+def plain(top_k: int, scales_matrices: bool, x: Array, logits: Array, *given: Array) -> Array:
+    *weights, sizes = given
+    probabilities, experts = lax.top_k(jax.nn.softmax(logits), top_k)
+    probabilities /= probabilities.sum(1, keepdims=True)
     order = jnp.argsort(experts.reshape(-1))
-    product = functools.partial(lax.ragged_dot, group_sizes=sizes, preferred_element_type=x.dtype)
+    gate, up, down = (_product(weights, number, sizes, scales_matrices) for number in range(3))
     rows = x[order // top_k]
-    hidden = jax.nn.silu(product(rows, gate)) * product(rows, up)
-    results = product(hidden, down)[jnp.argsort(order)].reshape(*weights.shape, -1)
-    return (results.astype(jnp.float32) * weights[..., None]).sum(1).astype(x.dtype)
+    hidden = jax.nn.silu(gate(rows)) * up(rows)
+    results = down(hidden)[jnp.argsort(order)].reshape(*probabilities.shape, -1)
+    return (results.astype(jnp.float32) * probabilities[..., None]).sum(1).astype(x.dtype)
+
+
+def _product(weights: Sequence[Array], number: int, sizes: Array, scales_matrices: bool) -> Any:
+    """Return a function of rows: their product with one of the matrices, which may be quantized."""
+
+    def product(rows: Array) -> Array:
+        matrices, dtype = weights[number], rows.dtype
+        multiply = functools.partial(lax.ragged_dot, rows, group_sizes=sizes)
+        if len(weights) == 3:
+            return multiply(matrices, preferred_element_type=dtype)
+        scales = weights[number + 3]
+        if scales_matrices:
+            return multiply((matrices.astype(jnp.float32) * scales).astype(dtype), preferred_element_type=dtype)
+        group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
+        total = multiply(matrices.astype(dtype), preferred_element_type=jnp.float32)
+        return (total * scales[group, 0]).astype(dtype)
+
+    return product

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from systolic.bench.cases import Case
+from systolic.bench.cases import EXPERT, Case
+from systolic.bench.contests import MoeSliceContest
+from systolic.chips import SliceError
 from systolic.ops.moe.spec import MoeSpec
+from systolic.spec import SliceMesh
 
 # Hidden size, intermediate size of an expert, experts, and experts of a token, of the models' published config.json.
 LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
@@ -17,6 +21,9 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
     ("deepseek-v3", 7168, 2048, 256, 8),
 )
 TOKENS = (128, 2048, 8192)
+SUITE = "moe-layer"
+_SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight devices
+_QUANTIZED = ("qwen3-30b",)  # also with experts in int8
 _FEW_TOKENS = 512  # up to which HBM binds: each expert multiplies a few rows by all of its weights
 
 
@@ -24,7 +31,32 @@ def moe_layers(dtype: str) -> Iterator[Case]:
     """Yield each layer with each number of tokens, for floats of 16 and 32 bits."""
     if dtype not in ("bfloat16", "float32"):
         return
-    for (model, k, n, experts, top_k), m in itertools.product(LAYERS, TOKENS):
-        group = f"layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens"
-        spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype)
-        yield Case(suite="moe-layer", group=group, name=f"{model} layer {m}", spec=spec, series=f"{model} layer")
+    quantized = [(layer, "int8") for layer in LAYERS if layer[0] in _QUANTIZED]
+    layers = [*((layer, "") for layer in LAYERS), *quantized]
+    sizes = [
+        *itertools.product(layers, TOKENS),
+        *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),
+    ]
+    for ((model, k, n, experts, top_k), dtype_rhs), m in sizes:
+        group = f"{f'{dtype_rhs} ' if dtype_rhs else ''}layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens"
+        name = f"{model} {f'{dtype_rhs} ' if dtype_rhs else ''}layer"
+        spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, dtype_rhs=dtype_rhs)
+        yield Case(suite=SUITE, group=group, name=f"{name} {m}", spec=spec, series=name)
+
+
+def layers_on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
+    """Return layers whose experts and tokens are cut over a slice.
+
+    Raises:
+      SliceError: the mesh has another axis than `expert`, or quantized experts, whose programs are of one device.
+      SpecError: it does not divide the experts or the tokens.
+    """
+    if list(mesh) != [EXPERT] or mesh[EXPERT] < 2:
+        axes = ",".join(f"{name}={size}" for name, size in mesh.items())
+        raise SliceError(
+            f"suite {SUITE} is cut over one axis of several devices, {EXPERT}, not {axes}: --mesh {EXPERT}=8"
+        )
+    if quantized := [case for case in cases if case.spec.dtype_rhs]:
+        raise SliceError(f"{quantized[0].name} runs on one device; leave it out with --only")
+    contest = MoeSliceContest(slice_mesh=SliceMesh.of(topology, **mesh))
+    return [replace(case, contest=contest, spec=replace(case.spec, devices=mesh[EXPERT])) for case in cases]

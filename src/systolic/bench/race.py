@@ -137,7 +137,8 @@ class _Field:
         label = f"{self.chip.name} {self.case.name} {who}"
         experiment = Experiment(fn=fn, args=programs.arguments, chip=self.chip, label=label)
         mesh = self.case.contest.mesh(self.case.spec)
-        return on_mesh(experiment, mesh, programs.shardings, explicit=who == "ours")
+        explicit = who == "ours" or self.case.contest.xla_is_explicit
+        return on_mesh(experiment, mesh, programs.shardings, explicit=explicit)
 
     def row(self, outcomes: Mapping[Key, Outcome]) -> BenchRow:
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from systolic.bench.cases import Case
+from systolic.bench.cases import EXPERT, Case
+from systolic.bench.moe_layers import SUITE as MOE_LAYER
+from systolic.bench.moe_layers import layers_on_slice
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.sharded import on_slice
 from systolic.bench.suites import SUITES
@@ -54,8 +56,11 @@ if TYPE_CHECKING:
 @spec_option
 @chip_option()
 @flag_option
-@topology_option(f"For suite {SHARDED}: the slice that its products are cut over")
-@mesh_option(f"For suite {SHARDED}: `data` cuts tokens and `model` weights, such as data=2,model=4.")
+@topology_option(f"For suites {SHARDED} and {MOE_LAYER}: the slice that products are cut over")
+@mesh_option(
+    f"For suite {SHARDED}: `data` cuts tokens and `model` weights, such as data=2,model=4. For suite {MOE_LAYER}: "
+    f"`{EXPERT}` cuts tokens and experts."
+)
 @dtype_options
 @click.option(
     "--against",
@@ -128,6 +133,7 @@ def bench(
       systolic bench --suite square --dtype float32 --precision highest --chip v5e
       systolic bench --suite moe --only "mixtral-8x7b forward" --rows 4096 --chip v6e
       systolic bench --suite sharded --chip v6e --topology 2x4 --mesh data=2,model=4
+      systolic bench --suite moe-layer --only qwen3-235b --chip v6e --topology 2x4 --mesh expert=8
       systolic bench --from decode.json
     """
     from systolic.bench.bars import summary
@@ -193,7 +199,8 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
     check_mesh(topology, mesh)
     if topology is not None and mesh:
         AskedSlice(topology=topology, mesh=mesh).check(chips)
-        return on_slice(cases, topology, mesh_axes(mesh))
+        cut = layers_on_slice if all(case.suite == MOE_LAYER for case in cases) else on_slice
+        return cut(cases, topology, mesh_axes(mesh))
     if topology is not None or any(case.suite == SHARDED for case in cases):
         raise click.UsageError(f"suite {SHARDED} is cut over a slice: give --topology 2x4 --mesh data=2,model=4")
     return cases

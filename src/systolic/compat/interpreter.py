@@ -213,15 +213,18 @@ def races_found() -> bool:
 def semaphore_waits() -> set[int]:
     """Return the threads in which a kernel in TPU interpret mode waits for a semaphore.
 
-    None while another core's thread is at work, which may signal it.
+    None while another core's thread is at work, which may signal it. A thread whose wait executes pending copies, of
+    which a loaded machine takes seconds for some hundred, is at work too.
     """
 
     semaphores, cores = set[int](), set[int]()
     for thread, innermost in sys._current_frames().items():
-        frame = innermost
+        frame, copies = innermost, False
         while frame is not None:
             name, inside = frame.f_code.co_name, "interpret" in frame.f_code.co_filename
-            if inside and name in ("dma_wait", "semaphore_wait"):
+            if inside and name == "wait" and frame.f_locals.get("task") is not None:
+                copies = True
+            elif inside and name in ("dma_wait", "semaphore_wait") and not copies:
                 semaphores.add(thread)
             elif inside and name == "_run_jaxpr":
                 cores.add(thread)

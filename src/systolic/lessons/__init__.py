@@ -57,6 +57,14 @@ _ALL = (
     _lesson(
         "grouped", "Grouped products: rows of 16 groups, 4096 × 2048 × 2048 bfloat16, each with a matrix of its own"
     ),
+    _lesson(
+        "fused_gather",
+        "Fused gather: 8,192 rows by their numbers inside a product, 2048 × 2048 bfloat16",
+        "take_then_multiply",
+        "fetch_then_multiply",
+        "fetch_while_multiplying",
+        "rows_from_vmem",
+    ),
     _lesson("numbers_on_chip", "Precision: float32 in passes of bfloat16, sums in bfloat16 and float32, int8"),
     _lesson(
         "unpacking", "Quantized weights, and what unpacking them costs: 16 × 4096 × 14336, weights of 16, 8 and 4 bits"

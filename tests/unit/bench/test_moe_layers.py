@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import jax
 import pytest
+from virtual_devices import run_on_virtual_devices
 
 from systolic.bench import moe_layer_programs
+from systolic.bench.moe_layers import layers_on_slice
 from systolic.bench.suites import suite
-from systolic.chips import chip
+from systolic.chips import SliceError, chip
+from systolic.spec import SliceMesh
 
 
 def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
     cases = suite("moe-layer")
-    assert Counter(case.group for case in cases) == {"layer of few tokens": 5, "layer of many tokens": 10}
+    few, many = "layer of few tokens", "layer of many tokens"
+    assert Counter(case.group for case in cases) == {few: 5, many: 11, f"int8 {few}": 1, f"int8 {many}": 2}
     layer = next(case.spec for case in cases if case.name == "qwen3-30b layer 2048")
     assert layer.flops == 2048 * 8 * 3 * 2 * 2048 * 768
-    assert layer.least_hbm_bytes == 2 * (3 * 128 * 2048 * 768 + 2 * 2048 * 2048) + 4 * 2048 * 128
+    experts, other_bytes = 3 * 128 * 2048 * 768, 2 * 2 * 2048 * 2048 + 4 * 2048 * 128
+    assert layer.least_hbm_bytes == 2 * experts + other_bytes
+    quantized = next(case.spec for case in cases if case.name == "qwen3-30b int8 layer 2048")
+    assert quantized.least_hbm_bytes == experts + other_bytes + 4 * 128 * (2 * 768 + 2048)
 
 
 @pytest.mark.exhaustive
@@ -25,6 +33,62 @@ def test_both_programs_return_a_row_for_each_token() -> None:
     for case in suite("moe-layer")[::3]:  # each model once
         raced = moe_layer_programs.raced(case.spec, chip("v6e"))
         assert raced.arguments[-1].sum() == case.spec.m * case.spec.top_k
-        assert [jax.eval_shape(fn, *raced.arguments).shape for fn in (raced.ours, raced.xla)] == [
-            (case.spec.m, case.spec.k)
-        ] * 2
+        for fn in (raced.ours, raced.xla, *raced.xla_forms.values()):
+            assert jax.eval_shape(fn, *raced.arguments).shape == (case.spec.m, case.spec.k)
+
+
+def test_devices_share_experts_and_tokens() -> None:
+    cases = [case for case in suite("moe-layer") if case.name == "qwen3-235b layer 4096"]
+    (case,) = layers_on_slice(cases, "2x4", {"expert": 8})
+    assert case.spec.flops * 8 == cases[0].spec.flops
+    assert case.spec.least_hbm_bytes * 8 == cases[0].spec.least_hbm_bytes
+    assert case.contest.mesh(case.spec) == SliceMesh.of("2x4", expert=8)
+    raced = case.contest.raced(case.spec, chip("v6e"))
+    assert raced.arguments[-1].shape == (16,)
+    assert raced.arguments[-1].sum() >= 4096  # of the device with the most rows
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "reason"),
+    [
+        ("qwen3-30b layer", {"model": 8}, "expert, not model=8"),
+        ("qwen3-30b layer", {"expert": 1}, "several devices"),
+        ("qwen3-30b int8", {"expert": 8}, "runs on one device"),
+    ],
+)
+def test_meshes_that_do_not_suit(name: str, mesh: dict[str, int], reason: str) -> None:
+    cases = [case for case in suite("moe-layer") if name in case.name]
+    with pytest.raises(SliceError, match=reason):
+        layers_on_slice(cases, "2x4", mesh)
+
+
+SCRIPT = """
+import functools
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType
+from systolic.bench import moe_device_programs as programs
+from systolic.bench.moe_layer_programs import plain
+
+mesh = jax.make_mesh((4,), ("expert",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+random, tokens, experts = np.random.default_rng(0), 32, 8
+x = random.standard_normal((tokens, 16)).astype(np.float32)
+weights = [random.standard_normal((experts, *shape)).astype(np.float32) / 4 for shape in ((16, 24), (16, 24), (24, 16))]
+# Each expert gets as many tokens.
+ids = (np.arange(tokens)[:, None] + np.array([0, 3])) % experts
+logits = random.random((tokens, experts)).astype(np.float32)
+np.put_along_axis(logits, ids, 2 + random.random(ids.shape).astype(np.float32), axis=1)
+rows = tokens * 2 // experts
+expected = plain(2, False, x, logits, *weights, np.full(experts, rows, np.int32))
+with jax.set_mesh(mesh):
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("expert"))
+    arrays = [jax.device_put(array, cut) for array in (x, logits, *weights)]
+    for sums in ("gathered", "scattered"):
+        layer = functools.partial(programs.plain, 2, 2 * rows, sums)
+        out = jax.jit(functools.partial(programs.over_devices, layer))(*arrays, np.full(2, rows, np.int32))
+        np.testing.assert_allclose(out, expected, atol=1e-4)
+"""
+
+
+@pytest.mark.exhaustive
+def test_both_forms_over_devices_are_right(tmp_path: Path) -> None:
+    run_on_virtual_devices(SCRIPT, tmp_path)

@@ -123,8 +123,8 @@ def refuse_quantized(value: Any, name: str) -> None:
     """Raise SpecError for a `Quantized` where an array is expected."""
     if isinstance(value, Quantized):
         raise SpecError(
-            f"{name} is a Quantized, which systolic.matmul takes as lhs and rhs, and gated_matmul as x and weights; "
-            "here use q.dequantize(dtype)"
+            f"{name} is a Quantized, which systolic.matmul takes as lhs and rhs, gated_matmul as x and weights, and "
+            "grouped_matmul as rhs and up; here use q.dequantize(dtype)"
         )
 
 

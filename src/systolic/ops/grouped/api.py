@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from jaxtyping import Int, Shaped
 
     from systolic.ops.engine.backend import Implementation
+    from systolic.ops.quantized.array import Quantized
 
 
 def grouped_matmul(
     lhs: Shaped[Array | np.ndarray, "m k"],
-    rhs: Shaped[Array | np.ndarray, "groups k n"],
+    rhs: Shaped[Array | np.ndarray, "groups k n"] | Quantized,
     group_sizes: Int[Array | np.ndarray, " all_groups"],
     *,
     group_offset: ArrayLike | None = None,
-    up: Shaped[Array | np.ndarray, "groups k n"] | None = None,
+    up: Shaped[Array | np.ndarray, "groups k n"] | Quantized | None = None,
     side_by_side: bool = False,
     bias: Shaped[Array, "groups n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,
@@ -56,7 +57,10 @@ def grouped_matmul(
     Args:
       lhs: [m, k]; dtypes as in `systolic.matmul`. If they differ, the narrower operand is converted to the other dtype
         before the kernel.
-      rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`.
+      rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`. Or a `systolic.Quantized` or `qwix.QArray`: with one
+        scale for each column, or for all of a group, the kernel reads codes of int8, and multiplies the sums by the
+        scales. Other formats, and all where the product is differentiated, are dequantized before the product. The
+        codes are constants.
       group_sizes: rows of each group. In a traced array, sizes below zero count as zero, and rows past m do not count.
       group_offset: number of the first group that has a matrix in `rhs`, as with experts on several devices: rows of
         other groups are zero in the result. A traced offset may be any number; matrices without a group are not used.
@@ -84,6 +88,7 @@ def grouped_matmul(
       SpecError: shapes or dtypes that do not match; known sizes of groups below zero, or above m together; a known
         group_offset at which some matrices of `rhs` have no group.
       UnsupportedDtypeError: the chip does not multiply this dtype.
+      QuantizationError: quantized matrices were cast or cut so that they are not codes and scales.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """
     import jax

@@ -16,6 +16,7 @@ from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
 from systolic.ops.engine.precision import precision_named
 from systolic.ops.engine.shapes import WHOLE_BLOCK_COLUMNS
+from systolic.ops.grouped.codes import weights_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.spec import SpecError
 
@@ -55,7 +56,9 @@ def canonical(
     backend: Backend,
 ) -> Call:
     """Check the arguments; raise SpecError for shapes, dtypes or known sizes of groups that do not match."""
-    left, right = _matrix(lhs, "lhs", 2), _matrix(rhs, "rhs", 3)
+    left = _matrix(lhs, "lhs", 2)
+    rhs, up, rhs_scale = weights_of(rhs, up, left, transpose_rhs=transpose_rhs)
+    right = _matrix(rhs, "rhs", 3)
     (m, k), (groups, inner, n) = left.shape, right.shape
     inner, n = (n, inner) if transpose_rhs else (inner, n)
     shapes = f"lhs{list(left.shape)}, rhs{list(right.shape)}{' transposed' if transpose_rhs else ''}"
@@ -65,6 +68,7 @@ def canonical(
         n, rest = divmod(n, 2)
         if rest or up is not None:
             raise SpecError(f"{shapes} and side_by_side: it needs an even number of columns, and no up")
+        rhs_scale = None if rhs_scale is None else jnp.stack(jnp.split(rhs_scale[:, 0], 2, axis=1), axis=1)
         if n % WHOLE_BLOCK_COLUMNS:
             right, up = jnp.split(right, 2, axis=1 if transpose_rhs else 2)
             side_by_side = False
@@ -73,9 +77,10 @@ def canonical(
         shapes += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
         raise SpecError(f"{shapes}; up needs the shape and dtype of rhs")
     # The kernel multiplies one dtype: the other operand is converted before it.
-    dtype = common_dtype(left.dtype.name, right.dtype.name)
-    left, right = left.astype(dtype), right.astype(dtype)
-    second = None if second is None else second.astype(dtype)
+    dtype = common_dtype(left.dtype.name, right.dtype.name) if rhs_scale is None else left.dtype.name
+    left = left.astype(dtype)
+    if rhs_scale is None:
+        right, second = right.astype(dtype), None if second is None else second.astype(dtype)
     sizes = _sizes(group_sizes, m)
     group_count = sizes.shape[0]
     if group_count < groups or (group_offset is None and group_count != groups):
@@ -107,6 +112,7 @@ def canonical(
         up=second,
         residual=_beside(residual, "residual", (m, n)),
         existing_out=None if existing is None else existing.astype(product.dtype_out),
+        rhs_scale=rhs_scale,
     )
     grouping = Grouping(sizes, offset)
     return Call(product=product, lhs=left, rhs=right, grouping=grouping, fused=fused, dtype=dtype_out)

@@ -90,7 +90,7 @@ def product_time(
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
     item_beside = item_out + (dtype_bytes(spec.residual) if spec.residual else 0)
     strided = schedule.grid_n > 1 and not spec.transpose_rhs
-    weights_bytes = schedule.cores * spec.k * schedule.tile_n * item  # cores share HBM
+    weights_bytes = schedule.cores * spec.k * schedule.tile_n * spec.weight_bytes  # cores share HBM
     weights_us = spec.products * _copy_us(weights_bytes, spec.k // 8 if strided else 1, chip)
     blocks = {
         block.rows: _block_cycles(spec, block.rows, block.depth, block.columns, chip)
@@ -204,9 +204,10 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
     sides_n = _column_sides(spec.n, chip)
-    sides = [side for side in sides_n if spec.products * spec.k * side * item <= bytes_free / 4]
+    column_bytes = spec.products * spec.k * spec.weight_bytes
+    sides = [side for side in sides_n if column_bytes * side <= bytes_free / 4]
     for tile_n in sides or sides_n[:1]:
-        crowded = 4 * spec.products * spec.k * tile_n * item > bytes_free
+        crowded = 4 * column_bytes * tile_n > bytes_free
         shares = (*_PANEL_SHARES, _MIN_PANEL_SHARE) if crowded else _PANEL_SHARES
         for block_rows in _BLOCK_ROWS:
             rows = min(block_rows, padded(spec.m, multiple))

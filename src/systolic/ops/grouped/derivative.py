@@ -15,6 +15,7 @@ from systolic.ops.engine.cuts import axes_of
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
+from systolic.ops.grouped.codes import in_floats
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.sharded import sharded_finish, sharded_gradient, sharded_product
@@ -76,6 +77,9 @@ def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Gr
     When it is differentiated, it is one kernel only if the derivative does not need the sum.
     """
 
+    if fused.rhs_scale is not None:
+        return _multiply_codes(product, (lhs, rhs, grouping, fused))
+
     # The grouping is an operand: a function in `jax.jit` that closed over it could not be differentiated outside.
     def kernel(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
         lhs, rhs, grouping, fused = operands
@@ -92,6 +96,20 @@ def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Gr
         return finished(product, total, up, rows_of(lhs.shape[0], rhs.shape[0], grouping), fused)
 
     return fused_after_sum(kernel, in_two, not product.is_linear(fused), (lhs, rhs, grouping, fused))
+
+
+def _multiply_codes(product: GroupedProduct, operands: tuple[Array, Array, Grouping, Fused]) -> Array:
+    """Multiply by quantized right-hand sides; where it is differentiated, by their floats."""
+
+    def kernel(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
+        return _product(product, *operands)
+
+    def floats(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
+        lhs, rhs, grouping, fused = operands
+        rhs, fused = in_floats(product, lhs, rhs, fused)
+        return multiply_fused(product, lhs, rhs, grouping, fused)
+
+    return fused_after_sum(kernel, floats, True, operands)
 
 
 def _kept_dtype(lhs: Array) -> str:

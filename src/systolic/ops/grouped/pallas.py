@@ -27,7 +27,7 @@ def product_by_pallas(
     assert chip is not None  # else it is computed by XLA
     spec = product.spec(lhs, rhs, fused)
     lhs = _of_whole_registers(product.backend.on_tpu(lhs), *spec.row_dtypes)
-    bias, row_scale, up, residual, existing = fused
+    bias, row_scale, up, residual, existing, rhs_scale = fused
     if bias is not None:
         bias = bias.astype(jnp.float32)[:, None, :]
     if row_scale is not None:
@@ -39,7 +39,9 @@ def product_by_pallas(
     plan = plans(spec, chip, product.backend.tiles)
     with tracing_for(chip):
         out = grouped_product(
-            GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, existing),
+            GroupedOperands(
+                grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, rhs_scale, existing
+            ),
             HbmKernel(
                 spec=spec,
                 schedule=GroupedSchedule.of(spec, plan.config, chip),

@@ -21,6 +21,7 @@ class Fused(NamedTuple):
     up: Any = None  # the second right-hand side, as the first
     residual: Any = None  # [m, n], added to the rows of groups
     existing_out: Any = None  # [m, n]: rows of the result that no group has
+    rhs_scale: Any = None  # float32 [groups, products, n], of quantized right-hand sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class GroupedProduct(ActivatedProduct):
             side_by_side=self.side_by_side,
             residual="" if fused.residual is None else fused.residual.dtype.name,
             existing_out=fused.existing_out is not None,
+            dtype_rhs="" if fused.rhs_scale is None else rhs.dtype.name,
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:

@@ -16,12 +16,14 @@ from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend, Implementation
 from systolic.ops.engine.programs import call_options, raced_call, raced_kernel
 from systolic.ops.grouped.api import grouped_matmul
+from systolic.ops.grouped.codes import in_floats
 from systolic.ops.grouped.cost import typical_sizes
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.ops.grouped.xla import ROWS_SUMMED
 from systolic.ops.op_programs import Programs, RacedPrograms
+from systolic.ops.quantized.array import Quantized
 from systolic.schedule import KernelConfig
 
 
@@ -29,7 +31,8 @@ def programs_of(spec: GroupedSpec, chip: Chip) -> Programs:
     """Return the programs of a product. The last argument is the group sizes, which a simulation has to know."""
     dtype = jnp.dtype(spec.dtype)
     n = 2 * spec.n if spec.side_by_side else spec.n
-    matrices = jax.ShapeDtypeStruct((spec.groups, *((n, spec.k) if spec.transpose_rhs else (spec.k, n))), dtype)
+    shape = (spec.groups, *((n, spec.k) if spec.transpose_rhs else (spec.k, n)))
+    matrices = jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype_rhs or spec.dtype))
     arguments: list[Any] = [jax.ShapeDtypeStruct((spec.m, spec.k), dtype), matrices]
     if spec.gated and not spec.side_by_side:
         arguments.append(matrices)
@@ -41,6 +44,8 @@ def programs_of(spec: GroupedSpec, chip: Chip) -> Programs:
         arguments.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.residual)))
     if spec.existing_out:
         arguments.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
+    if spec.dtype_rhs:
+        arguments.append(jax.ShapeDtypeStruct((spec.groups, spec.products, spec.n), jnp.float32))
     return Programs(
         computed=spec,
         arguments=(*arguments, _sizes(spec)),
@@ -98,18 +103,35 @@ def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig, *arrays: Array
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
     rest = iter(beside)
     up = next(rest) if spec.gated and not spec.side_by_side else None
-    is_fused = (spec.bias, spec.row_scale, spec.residual, spec.existing_out)
-    bias, row_scale, residual, existing = (next(rest) if is_there else None for is_there in is_fused)
-    return Fused(bias=bias, row_scale=row_scale, up=up, residual=residual, existing_out=existing)
+    is_fused = (spec.bias, spec.row_scale, spec.residual, spec.existing_out, bool(spec.dtype_rhs))
+    bias, row_scale, residual, existing, scale = (next(rest) if is_there else None for is_there in is_fused)
+    return Fused(bias=bias, row_scale=row_scale, up=up, residual=residual, existing_out=existing, rhs_scale=scale)
+
+
+def _quantized(spec: GroupedSpec, rhs: Array, fused: Fused) -> tuple[Any, dict[str, Any]]:
+    """Return rhs and the fused arrays as `grouped_matmul` takes them."""
+    arrays = fused._asdict()
+    scale = arrays.pop("rhs_scale")
+    if scale is None:
+        return rhs, arrays
+
+    def side(codes: Array, scale: Array) -> Quantized:
+        return Quantized(codes, jnp.expand_dims(scale, 2 if spec.transpose_rhs else 1))
+
+    if spec.side_by_side:
+        return side(rhs, scale.reshape(spec.groups, -1)), arrays
+    up = None if fused.up is None else side(fused.up, scale[:, 1])
+    return side(rhs, scale[:, 0]), {**arrays, "up": up}
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
     lhs, rhs, *fused_arrays, sizes = arrays
+    sides, fused = _quantized(spec, rhs, _fused(spec, fused_arrays))
     return grouped_matmul(
         lhs,
-        rhs,
+        sides,
         sizes,
-        **_fused(spec, fused_arrays)._asdict(),
+        **fused,
         side_by_side=spec.side_by_side,
         activation=spec.activation or None,
         transpose_rhs=spec.transpose_rhs,
@@ -122,6 +144,8 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
     """Compute the product in plain JAX; all rows belong to some group."""
     lhs, rhs, *fused_arrays, sizes = arrays
     fused = _fused(spec, fused_arrays)
+    if spec.dtype_rhs:
+        rhs, fused = in_floats(spec, lhs, rhs, fused)
     _, function = activation_of(spec.activation or None)
     is_plain = not (spec.bias or spec.row_scale or function or spec.gated or spec.residual)
 

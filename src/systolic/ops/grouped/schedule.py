@@ -90,18 +90,23 @@ class GroupedSchedule(_TiledColumns):
             return VmemBuffer(
                 name="rhs",
                 shape=(spec.products, spec.k, padded(tiles.tile_n, LANES)),
-                dtype=spec.dtype,
+                dtype=spec.dtype_rhs or spec.dtype,
                 copies=slots,
                 ref_shape=(slots, spec.products, *matrix),
             )
+
+        def scales(slots: int) -> list[VmemBuffer]:
+            shape = (spec.products, tiles.tile_n)
+            return [_in_lanes("rhs scale", shape, "float32", slots)] if spec.dtype_rhs else []
 
         def out(slots: int) -> VmemBuffer:
             return _in_lanes("out", (config.subtile_m, tiles.tile_n), spec.dtype_out, slots)
 
         left = buffer_bytes(chip) - total_bytes(fixed)
         out_slots = min(max(int(left * (1 - _RING_SHARE)) // out(1).bytes, 2), _MAX_SLOTS)
-        weight_slots = min(max((left - out(out_slots).bytes) // weights(1).bytes, 2), _MAX_SLOTS)
-        buffers = (*fixed, weights(weight_slots), out(out_slots))
+        slot_bytes = total_bytes([weights(1), *scales(1)])
+        weight_slots = min(max((left - out(out_slots).bytes) // slot_bytes, 2), _MAX_SLOTS)
+        buffers = (*fixed, weights(weight_slots), *scales(weight_slots), out(out_slots))
         require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         return cls(
             row_multiple=multiple,

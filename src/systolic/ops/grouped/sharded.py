@@ -35,7 +35,12 @@ def sharded_product(
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
     arrays = (lhs, rhs, grouping, fused)
     fused_names = Fused(
-        bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing_out=("m", columns)
+        bias=("g", columns),
+        row_scale=("m",),
+        up=matrices,
+        residual=("m", columns),
+        existing_out=("m", columns),
+        rhs_scale=("g", "", columns),
     )
     names = (("m", "k"), matrices, _UNCUT, fused_names)
     cuts = cuts_of(arrays, names, last=_LAST)
@@ -52,12 +57,18 @@ def sharded_product(
             )
             part = part_product.plain.anew(dtype_out=product.dtype_out if narrow else accumulator_dtype(lhs.dtype.name))
             summed = (*cuts["k"], *cuts.get("g", ()))
-            total = lax.psum(run(part, lhs, rhs, part_grouping, Fused()), summed)
-            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, part_grouping, Fused()), summed)
+
+            def total_of(factor: Array, number: int) -> Array:
+                scale = fused.rhs_scale
+                if scale is not None:
+                    scale = scale.reshape(matrices, 1, -1) if product.side_by_side else scale[:, number : number + 1]
+                return lax.psum(run(part, lhs, factor, part_grouping, Fused(rhs_scale=scale)), summed)
+
+            total, up = total_of(rhs, 0), None if fused.up is None else total_of(fused.up, 1)
             all_groups = matrices * parts_of(mesh, cuts.get("g", ()))
             whole_fused = (
                 fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
-            )
+            )._replace(rhs_scale=None)
             return finished(product, total, up, rows_of(lhs.shape[0], all_groups, rows), whole_fused)
         out = run(
             part_product, lhs, rhs, part_grouping, fused if "g" not in cuts else fused._replace(existing_out=None)

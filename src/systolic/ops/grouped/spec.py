@@ -60,6 +60,8 @@ class GroupedSpec(GroupedSizes):
       side_by_side: True if rhs and up are one array, the columns of up after the columns of rhs.
       residual: the dtype of an array of [m, n] that is added last to the rows of groups; "" if there is none.
       existing_out: True if the result is written into an array, whose rows remain if no group has them.
+      dtype_rhs: the dtype of quantized right-hand sides, which have a scale for each group and column; "": they are of
+        `dtype`, without scales.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
@@ -73,16 +75,22 @@ class GroupedSpec(GroupedSizes):
     side_by_side: bool = False
     residual: str = ""
     existing_out: bool = False
+    dtype_rhs: str = ""
 
     def __post_init__(self) -> None:
         GroupedSizes.__post_init__(self)
-        if self.residual:
-            dtype_bytes(self.residual)
+        for dtype in filter(None, (self.residual, self.dtype_rhs)):
+            dtype_bytes(dtype)
 
     @property
     def row_dtypes(self) -> tuple[str, ...]:
         """Dtypes of the arrays that are copied by rows."""
         return self.dtype, self.dtype_out, *filter(None, (self.residual,))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a number of the right-hand sides, as they are stored."""
+        return dtype_bytes(self.dtype_rhs or self.dtype)
 
     @property
     def products(self) -> int:
@@ -101,10 +109,11 @@ class GroupedSpec(GroupedSizes):
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes of each row, each matrix of a group that has rows, the residual, and the result, once."""
-        read = self.m * self.k + self.products * self.groups_with_rows * self.k * self.n
+        """Bytes of each row, each matrix of a group that has rows, its scales, the residual, and the result, once."""
+        columns = self.products * self.groups_with_rows * self.n
+        column_bytes = self.k * self.weight_bytes + (dtype_bytes("float32") if self.dtype_rhs else 0)
         extra_bytes = sum(dtype_bytes(dtype) for dtype in (self.dtype_out, self.residual) if dtype)
-        return read * dtype_bytes(self.dtype) + self.m * self.n * extra_bytes
+        return self.m * self.k * dtype_bytes(self.dtype) + columns * column_bytes + self.m * self.n * extra_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
-    total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in (rhs, fused.up))
+    factors = (None if factor is None else factor.astype(lhs.dtype) for factor in (rhs, fused.up))
+    total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in factors)
     assert total is not None
     return finished(product, total, up, rows, fused)
 
@@ -38,13 +39,16 @@ def _sum(product: GroupedProduct, lhs: Array, rhs: Array, rows: _Rows) -> Array:
 
 
 def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Rows, fused: Fused) -> Array:
-    """Return `activation(total + bias) · up · row_scale + residual` of the sums.
+    """Return `activation(total + bias) · up · row_scale + residual` of the sums, times the scales of columns.
 
     Rows that no group has are zero, or unchanged. If both right-hand sides are one array, `total` has both sums side by
     side.
     """
     if product.side_by_side:
         total, up = jnp.split(total, 2, axis=1)
+    if fused.rhs_scale is not None and rows.groups:
+        scales = fused.rhs_scale[rows.group]
+        total, up = total * scales[:, 0], None if up is None else up * scales[:, 1]
     out = apply_epilogue(
         total,
         product.dtype_out,

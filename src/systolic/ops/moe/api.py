@@ -51,8 +51,8 @@ def moe(
       routing: the router's logits, [..., experts]; or (expert_ids, weights), [..., k] each, from a router of your own.
         An id of -1 is not an expert; in a traced array so is any id out of range.
       w_gate, w_up, w_down: [experts, d, f], the same, and [experts, f, d]. Without w_up (None) the first product is not
-        gated. A `systolic.Quantized` or a `qwix.QArray` is dequantized to the dtype of x before its product: it takes
-        less memory between calls, and more time than floats.
+        gated. A `systolic.Quantized` or a `qwix.QArray` goes to `systolic.grouped_matmul`, which says what it
+        multiplies as it is stored, and what it dequantizes before the product.
       top_k: experts of a token, those with the largest logits; the first of equal ones.
       renormalize: weights are a softmax of the chosen logits, and add up to one; False: of all.
       activation: of the gate, as in `systolic.grouped_matmul`.
@@ -76,10 +76,11 @@ def moe(
     from systolic.ops.matmul import matmul
     from systolic.ops.moe.arguments import canonical
     from systolic.ops.moe.layer import Experts, experts_sum, over_devices
-    from systolic.ops.moe.weights import in_floats, is_quantized
+    from systolic.ops.moe.weights import checked
+    from systolic.ops.quantized.arguments import is_quantized
 
     w_gate, w_up, w_down = (
-        in_floats(value, name, x) for name, value in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down))
+        checked(value, name, x) for name, value in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down))
     )
     call = canonical(
         x,

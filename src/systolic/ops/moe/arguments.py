@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from systolic.ops.engine.dtypes import given_dtype, operand
 from systolic.ops.moe.routing import chosen_experts
+from systolic.ops.quantized.array import Quantized
 from systolic.spec import SpecError
 
 
@@ -73,7 +74,11 @@ def canonical(
 def _check_matrices(d: int, w_gate: Any, w_up: Any, w_down: Any) -> int:
     """Return the number of experts."""
     named = {"w_gate": w_gate, "w_up": w_up, "w_down": w_down}
-    shapes = {name: tuple(operand(value, name).shape) for name, value in named.items() if value is not None}
+    shapes = {
+        name: tuple(value.shape if isinstance(value, Quantized) else operand(value, name).shape)
+        for name, value in named.items()
+        if value is not None
+    }
     shown = ", ".join(f"{name}{list(shape)}" for name, shape in shapes.items())
     gate = shapes["w_gate"]
     if len(gate) != 3 or gate[1] != d:

@@ -54,9 +54,9 @@ class MoePlan(Summarised):
 
     def summary(self) -> Summary:
         """Describe what computes each part, why, and how long it takes."""
-        sizes, dtype, _ = MoeLayers().words(self.spec)
+        sizes, dtype, gated = MoeLayers().words(self.spec)
         return Summary(
-            heading=f"{sizes}, {dtype} on {self.chip}",
+            heading=f"{sizes}, {dtype}{gated.removeprefix('gated')} on {self.chip}",
             facts={
                 "form": self.form,
                 "time": f"{self.time_us:,.1f} µs by arithmetic, without the router and the sort",
@@ -160,6 +160,7 @@ def _product(name: str, spec: MoeSpec, chip: Chip, groups: int, rows: int, *, k:
         activation="silu" if gated else "",
         gated=gated,
         existing_out=spec.devices > 1,
+        dtype_rhs=spec.dtype_rhs,
     )
     chosen = plan(product, chip)
     return MoePart(name=name, by="a kernel", why=f"{chosen.config}, {chosen.provenance}", time_us=chosen.time_us)

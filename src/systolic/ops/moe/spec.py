@@ -20,6 +20,7 @@ class MoeSpec(OneDtype):
       experts: of all devices.
       top_k: experts of a token.
       devices: over which experts and tokens are cut.
+      dtype_rhs: the dtype of quantized experts, which have a scale for each column; "": they are of `dtype`.
 
     Raises:
       SpecError: a size below one, more experts of a token than there are, or devices that do not divide experts and
@@ -33,10 +34,12 @@ class MoeSpec(OneDtype):
     top_k: int
     dtype: str
     devices: int = 1
+    dtype_rhs: str = ""
 
     def __post_init__(self) -> None:
         check_sizes(self, "m", "k", "n", "experts", "top_k", "devices")
-        dtype_bytes(self.dtype)
+        for dtype in filter(None, (self.dtype, self.dtype_rhs)):
+            dtype_bytes(dtype)
         if self.top_k > self.experts:
             raise SpecError(f"top_k={self.top_k} of {self.experts} experts; use at most as many as there are")
         if self.experts % self.devices or self.m % self.devices:
@@ -46,14 +49,17 @@ class MoeSpec(OneDtype):
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the products of experts."""
-        return 3 * 2 * self.m * self.top_k * self.k * self.n
+        """Multiplications and additions of the products of experts, on each device."""
+        return 3 * 2 * self.m * self.top_k * self.k * self.n // self.devices
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes of all experts' weights, of tokens, of the router's logits and of the result, once."""
-        elements = 3 * self.experts * self.k * self.n + 2 * self.m * self.k
-        return elements * dtype_bytes(self.dtype) + self.m * self.experts * dtype_bytes("float32")
+        """Bytes of all weights, tokens, logits of the router and results of each device, once."""
+        weight_bytes = 3 * self.experts * self.k * self.n * dtype_bytes(self.dtype_rhs or self.dtype)
+        scales = self.experts * (2 * self.n + self.k) if self.dtype_rhs else 0
+        floats = self.m * self.experts + scales
+        float_bytes = 2 * self.m * self.k * dtype_bytes(self.dtype) + floats * dtype_bytes("float32")
+        return (weight_bytes + float_bytes) // self.devices
 
 
 class MoeLayers(Kept):
@@ -65,4 +71,4 @@ class MoeLayers(Kept):
     def words(self, spec: MoeSpec) -> tuple[str, str, str]:
         over = f" over {spec.devices} devices" if spec.devices > 1 else ""
         sizes = f"{spec.m:,} tokens × {spec.k:,}, {spec.top_k} of {spec.experts} experts × {spec.n:,}{over}"
-        return sizes, spec.dtype, "gated"
+        return sizes, spec.dtype, f"gated, experts of {spec.dtype_rhs}" if spec.dtype_rhs else "gated"

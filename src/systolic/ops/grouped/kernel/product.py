@@ -54,6 +54,7 @@ def grouped_product(
         weights=vmem["rhs"],
         # A row of a few KiB, which the estimate leaves to the compiler's share.
         bias=pltpu.VMEM((its.weight_slots, 1, its.tile_n), jnp.float32) if spec.bias else None,
+        rhs_scale=vmem.get("rhs scale"),
         residual=vmem.get("residual"),
         acc=vmem.get("acc"),
         out=vmem["out"],
@@ -62,6 +63,7 @@ def grouped_product(
         scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         bias_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        rhs_scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)) if spec.dtype_rhs else None,
         residual_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
@@ -71,6 +73,7 @@ def grouped_product(
         outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
+    dtypes = "_".join(filter(None, (spec.dtype, spec.dtype_rhs)))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     return kernel.launch(
         body,
@@ -80,6 +83,6 @@ def grouped_product(
         from_hbm=("lhs", "rhs", "up", "residual"),
         scratch_shapes=(buffers,),
         input_output_aliases={} if operands.existing is None else {len(jax.tree.leaves(operands)) - 1: 0},
-        name=f"systolic_grouped_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        name=f"systolic_grouped_{dtypes}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
         **on_cores(its.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )

@@ -14,6 +14,7 @@ class GroupedOperands(NamedTuple):
     row_scale: Any = None  # float32 [m, 1]
     up: Any = None  # as rhs; None: there is no second product, or rhs has its columns too
     residual: Any = None  # [m, n], added last
+    rhs_scale: Any = None  # float32 [groups, products, n]: rhs and up are quantized
     existing: Any = None  # [m, n], which the result is written into
 
 
@@ -25,6 +26,7 @@ class Buffers(NamedTuple):
     scale: Any
     weights: Any
     bias: Any
+    rhs_scale: Any  # [weight_slots, products, tile_n]
     residual: Any  # [residual_slots, rows, tile_n], a panel's rows of a tile of columns
     acc: Any  # [products, rows, columns], sums over k of a block, if that takes several stretches of code; else None
     out: Any
@@ -33,6 +35,7 @@ class Buffers(NamedTuple):
     scale_sem: Any
     weights_sem: Any
     bias_sem: Any
+    rhs_scale_sem: Any
     residual_sem: Any
     out_sem: Any
 

@@ -146,6 +146,9 @@ class Steps:
         if refs.bias is not None:
             bias = refs.bias.at[group, :, columns], buffers.bias.at[slot, :, there]
             result.append(pltpu.make_async_copy(*bias, buffers.bias_sem.at[slot]))
+        if refs.rhs_scale is not None:
+            scale = refs.rhs_scale.at[group, :, columns], buffers.rhs_scale.at[slot, :, there]
+            result.append(pltpu.make_async_copy(*scale, buffers.rhs_scale_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
             size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
@@ -190,7 +193,7 @@ class Steps:
         residual = self._residual_of(at, row, block)
 
         def one(columns: Any, width: int) -> None:
-            total, *up = (self._total(rows, slot, product, columns, width, block) for product in range(spec.products))
+            total, *up = (self._scaled(rows, slot, product, columns, width, block) for product in range(spec.products))
             buffers.out[out_slot, pl.ds(0, block.rows), columns] = apply_epilogue(
                 total,
                 spec.dtype_out,
@@ -211,13 +214,19 @@ class Steps:
         slot, begin = self._residual_rows(at)
         return self.its.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
 
+    def _scaled(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
+        total = self._total(rows, slot, product, columns, width, block)
+        scale = self.its.rhs_scale
+        return total if scale is None else total * scale[slot, pl.ds(product, 1), columns]
+
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         """Return a product of a block with `columns` of the weights, over all of k."""
         buffers, spec = self.its, self.spec
 
         def partial(depth: Any) -> Array:
             tile = (columns, depth) if spec.transpose_rhs else (depth, columns)
-            weights = buffers.weights[slot, product, *tile]
+            # Quantized weights are exact in the dtype of the rows; scales multiply the sums.
+            weights = buffers.weights[slot, product, *tile].astype(spec.dtype)
             return dot(buffers.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
 
         if buffers.acc is None:
