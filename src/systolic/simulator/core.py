@@ -75,7 +75,6 @@ class Core:
         for index, words in enumerate(setup.parameters):
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
             self._define("hbm", self._parameter(index), size, words)
-
         for pointer, table in {**results.tables(), **setup.tables}.items():
             self._define("hbm", pointer, len(table), table)
 
