@@ -117,8 +117,8 @@ def counted(spec: MatmulSpec, product: Product | None = None) -> MatmulSpec:
 
 
 def _uncounted(spec: MatmulSpec) -> MatmulSpec:
-    def prologue(its: Prologue | None) -> Prologue | None:
-        return its and replace(its, op_count=0)
+    def prologue(function: Prologue | None) -> Prologue | None:
+        return function and replace(function, op_count=0)
 
     return replace(
         spec,

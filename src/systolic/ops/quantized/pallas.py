@@ -32,19 +32,18 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
     plan = plans(spec, chip, product.backend.tiles)
     schedule = QuantizedSchedule.of(spec, plan.config, chip)
     rows = schedule.grid_m * schedule.tile_m - m
-    its = operands
     with tracing_for(chip):
         out = quantized_product(
             QuantizedOperands(
-                lhs=_padded(its.lhs, rows, 0),
-                values=_as_stored(its.values, spec),
-                scales=its.scales,
-                bias=None if its.bias is None else its.bias.astype(jnp.float32)[None],
-                residual=_padded(its.residual, rows, 0),
-                lhs_scales=_padded(its.lhs_scales, rows, 0),
-                out_scale=None if its.out_scale is None else its.out_scale.astype(jnp.float32)[None],
-                up_values=None if its.up_values is None else _as_stored(its.up_values, spec),
-                up_scales=its.up_scales,
+                lhs=_padded(operands.lhs, rows, 0),
+                values=_as_stored(operands.values, spec),
+                scales=operands.scales,
+                bias=None if operands.bias is None else operands.bias.astype(jnp.float32)[None],
+                residual=_padded(operands.residual, rows, 0),
+                lhs_scales=_padded(operands.lhs_scales, rows, 0),
+                out_scale=None if operands.out_scale is None else operands.out_scale.astype(jnp.float32)[None],
+                up_values=None if operands.up_values is None else _as_stored(operands.up_values, spec),
+                up_scales=operands.up_scales,
             ),
             HbmKernel(
                 spec=spec,
@@ -70,18 +69,18 @@ def _aligned(operands: Operands) -> Operands:
     more_k, more_n = k_aligned - k, n_aligned - n
     if not more_k and not more_n:
         return operands
-    its, more_blocks = operands, more_k // block if blocks > 1 else 0
-    scales_by_block = its.lhs_scales is not None and its.lhs_scales.shape[1] > 1
+    more_blocks = more_k // block if blocks > 1 else 0
+    scales_by_block = operands.lhs_scales is not None and operands.lhs_scales.shape[1] > 1
     return Operands(
-        lhs=_padded(its.lhs, 0, more_k),
-        values=_padded(its.values, more_k, more_n),
-        scales=_padded(its.scales, more_blocks, more_n),
-        bias=None if its.bias is None else jnp.pad(its.bias, [(0, more_n)]),
-        residual=_padded(its.residual, 0, more_n),
-        lhs_scales=_padded(its.lhs_scales, 0, more_k // block) if scales_by_block else its.lhs_scales,
-        out_scale=None if its.out_scale is None else jnp.pad(its.out_scale, [(0, more_n)]),
-        up_values=_padded(its.up_values, more_k, more_n),
-        up_scales=_padded(its.up_scales, more_blocks, more_n),
+        lhs=_padded(operands.lhs, 0, more_k),
+        values=_padded(operands.values, more_k, more_n),
+        scales=_padded(operands.scales, more_blocks, more_n),
+        bias=None if operands.bias is None else jnp.pad(operands.bias, [(0, more_n)]),
+        residual=_padded(operands.residual, 0, more_n),
+        lhs_scales=_padded(operands.lhs_scales, 0, more_k // block) if scales_by_block else operands.lhs_scales,
+        out_scale=None if operands.out_scale is None else jnp.pad(operands.out_scale, [(0, more_n)]),
+        up_values=_padded(operands.up_values, more_k, more_n),
+        up_scales=_padded(operands.up_scales, more_blocks, more_n),
     )
 
 

@@ -58,18 +58,17 @@ def grouped_gradient(
       operands: `m` is a multiple of `schedule.row_multiple`.
     """
     spec, schedule = kernel.spec, kernel.schedule
-    its = schedule
     buffers = _Buffers(
-        table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
-        **vmem_shapes(its.buffers),
-        lhs_sem=pltpu.SemaphoreType.DMA((its.lhs_slots,)),
-        cotangent_sem=pltpu.SemaphoreType.DMA((its.cotangent_slots,)),
-        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+        table=pltpu.SMEM((Field.COUNT, schedule.most_visits), jnp.int32),
+        **vmem_shapes(schedule.buffers),
+        lhs_sem=pltpu.SemaphoreType.DMA((schedule.lhs_slots,)),
+        cotangent_sem=pltpu.SemaphoreType.DMA((schedule.cotangent_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((schedule.out_slots,)),
     )
 
-    def body(refs: GradientOperands, out_hbm: Any, its: _Buffers) -> None:
+    def body(refs: GradientOperands, out_hbm: Any, buffers: _Buffers) -> None:
         first = core_number(schedule.cores) * schedule.core_n
-        _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
+        _Kernel(refs=refs, out_hbm=out_hbm, buffers=buffers, spec=spec, schedule=schedule, first_tile=first).run()
 
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     return kernel.launch(
@@ -80,7 +79,7 @@ def grouped_gradient(
         from_hbm=("lhs", "cotangent"),
         scratch_shapes=(buffers,),
         name=f"systolic_grouped_gradient_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
-        **on_cores(its.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
+        **on_cores(buffers.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )
 
 
@@ -109,7 +108,7 @@ class _Done(NamedTuple):
 class _Kernel:
     refs: GradientOperands
     out_hbm: Any
-    its: _Buffers
+    buffers: _Buffers
     spec: GroupedGradientSpec
     schedule: GradientSchedule
     first_tile: Any  # of columns, of this core
@@ -117,7 +116,7 @@ class _Kernel:
     def run(self) -> None:
         schedule = self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
-        visits = list_groups(groups, self.its.table, schedule).visits
+        visits = list_groups(groups, self.buffers.table, schedule).visits
         steps = visits * schedule.grid_k * schedule.core_n
         zero = jnp.int32(0)
         begin = _At(zero, zero, zero)
@@ -137,7 +136,7 @@ class _Kernel:
         self._outs.drain(done.tiles)
 
     def _of(self, at: _At, field: int) -> Any:
-        return self.its.table[field, at.visit]
+        return self.buffers.table[field, at.visit]
 
     def _is_new(self, at: _At) -> Any:
         """True if a step needs another block of lhs than the step before; a group with one visit keeps its block."""
@@ -193,13 +192,13 @@ class _Kernel:
         return pltpu.make_async_copy(block_of(source, rows, tile), target.at[pl.ds(0, size), there], sem)
 
     def _lhs_copy(self, block: Any, at: _At) -> Any:
-        slot, schedule, buffers = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.its
+        slot, schedule, buffers = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.buffers
         tile = part(at.tile_k, schedule.tile_k, schedule.grid_k)
         return self._row_copy(self.refs.lhs, tile, buffers.lhs.at[slot], slice(None), buffers.lhs_sem.at[slot], at)
 
     def _on_cotangent(self, step: tuple[Any, _At], act: Act) -> None:
         number, at = step
-        slot, buffers = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
+        slot, buffers = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.buffers
         target, sem = buffers.cotangent.at[slot], buffers.cotangent_sem.at[slot]
 
         def each(columns: Any, there: Any) -> None:
@@ -212,13 +211,13 @@ class _Kernel:
         rows = part(tile_k, self.schedule.tile_k, self.schedule.grid_k)
 
         def each(columns: Any, there: Any) -> None:
-            source, target = self.its.out.at[slot, :, there], self.out_hbm.at[group, rows, columns]
-            act(pltpu.make_async_copy(source, target, self.its.out_sem.at[slot]))
+            source, target = self.buffers.out.at[slot, :, there], self.out_hbm.at[group, rows, columns]
+            act(pltpu.make_async_copy(source, target, self.buffers.out_sem.at[slot]))
 
         on_tile(self.first_tile + tile_n, self.schedule, each)
 
     def _step(self, number: Any, block: Any, tile: Any, at: _At) -> None:
-        buffers, schedule = self.its, self.schedule
+        buffers, schedule = self.buffers, self.schedule
         size, is_new = self._of(at, Field.SIZE), self._is_new(at)
         lhs = buffers.lhs.at[lax.rem(block, jnp.int32(schedule.lhs_slots))]
         cotangent = buffers.cotangent.at[self._cotangents.slot(number)]
@@ -260,7 +259,7 @@ class _Kernel:
 
         The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
         """
-        buffers, schedule, spec = self.its, self.schedule, self.spec
+        buffers, schedule, spec = self.buffers, self.schedule, self.spec
         rows = pl.ds(self._rows(row), depth)
 
         def one(rows_out: Any, columns: Any) -> None:

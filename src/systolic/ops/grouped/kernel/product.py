@@ -44,34 +44,34 @@ def grouped_product(
       activation: the function that `spec.activation` names.
     """
     spec, schedule = kernel.spec, kernel.schedule
-    its, vmem = schedule, vmem_shapes(schedule.buffers)
+    vmem = vmem_shapes(schedule.buffers)
     buffers = Buffers(
-        table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
-        stored=pltpu.SMEM((its.out_slots + 1,), jnp.int32),
-        stored_tile=pltpu.SMEM((its.out_slots,), jnp.int32) if its.step_n != its.tile_n else None,
+        table=pltpu.SMEM((Field.COUNT, schedule.most_visits), jnp.int32),
+        stored=pltpu.SMEM((schedule.out_slots + 1,), jnp.int32),
+        stored_tile=pltpu.SMEM((schedule.out_slots,), jnp.int32) if schedule.step_n != schedule.tile_n else None,
         rows=vmem["rows"],
         scale=vmem.get("row scale"),
         weights=vmem["rhs"],
         # A row of a few KiB, which the estimate leaves to the compiler's share.
-        bias=pltpu.VMEM((its.weight_slots, 1, its.tile_n), jnp.float32) if spec.bias else None,
+        bias=pltpu.VMEM((schedule.weight_slots, 1, schedule.tile_n), jnp.float32) if spec.bias else None,
         rhs_scale=vmem.get("rhs scale"),
         residual=vmem.get("residual"),
         acc=vmem.get("acc"),
         out=vmem["out"],
         shared=vmem["shared rows"],
-        rows_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
-        scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
-        weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
-        bias_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
-        rhs_scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)) if spec.dtype_rhs else None,
-        residual_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
-        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+        rows_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
+        scale_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
+        weights_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
+        bias_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
+        rhs_scale_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)) if spec.dtype_rhs else None,
+        residual_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((schedule.out_slots,)),
     )
 
-    def body(refs: GroupedOperands, out_hbm: Any, its: Buffers) -> None:
+    def body(refs: GroupedOperands, out_hbm: Any, buffers: Buffers) -> None:
         first = core_number(schedule.cores) * schedule.core_n
-        outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
-        Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
+        outputs = Outputs(out_hbm=out_hbm, buffers=buffers, spec=spec, schedule=schedule, first_tile=first)
+        Steps(refs=refs, buffers=buffers, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
     dtypes = "_".join(filter(None, (spec.dtype, spec.dtype_rhs)))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
@@ -84,5 +84,5 @@ def grouped_product(
         scratch_shapes=(buffers,),
         input_output_aliases={} if operands.existing is None else {len(jax.tree.leaves(operands)) - 1: 0},
         name=f"systolic_grouped_{dtypes}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
-        **on_cores(its.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
+        **on_cores(buffers.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )

@@ -32,7 +32,7 @@ class Outputs:
     """
 
     out_hbm: Any
-    its: Buffers
+    buffers: Buffers
     spec: GroupedSpec
     schedule: GroupedSchedule
     first_tile: Any  # of columns, of this core
@@ -43,11 +43,11 @@ class Outputs:
 
     def begin(self, listed: Listed) -> None:
         """Initialize: no copy is under way, and no register is shared except with rows that are to remain."""
-        self.its.shared[...] = jnp.zeros_like(self.its.shared)
+        self.buffers.shared[...] = jnp.zeros_like(self.buffers.shared)
         if self.spec.existing_out:
             self._fetch_first_register(listed)
         for slot in range(self.schedule.out_slots + 1):
-            self.its.stored[slot] = 0
+            self.buffers.stored[slot] = 0
 
     def end(self, listed: Listed) -> None:
         self._drain()
@@ -59,7 +59,7 @@ class Outputs:
 
     def next_slot(self) -> Any:
         """Return the next free slot of the ring of results."""
-        stored, slots = self.its.stored, self.schedule.out_slots
+        stored, slots = self.buffers.stored, self.schedule.out_slots
         slot = stored[slots]
         stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
         rows = stored[slot]
@@ -67,19 +67,19 @@ class Outputs:
         return slot
 
     def _wait(self, slot: Any, rows: Any) -> None:
-        tiles = self.its.stored_tile
+        tiles = self.buffers.stored_tile
         tile = 0 if tiles is None else tiles[slot]
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, 0, columns, there).wait())
 
     def _copy(self, slot: Any, rows: Any, row: Any, columns: Any, there: Any) -> Any:
-        rows, buffers = rows_of(self.schedule, rows), self.its
+        rows, buffers = rows_of(self.schedule, rows), self.buffers
         target = block_of(self.out_hbm, pl.ds(rows_of(self.schedule, row), rows), columns)
         return pltpu.make_async_copy(buffers.out.at[slot, pl.ds(0, rows), there], target, buffers.out_sem.at[slot])
 
     def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
         """Send a block of at most `rows` rows to HBM, except a last register that the next group shares."""
-        buffers, multiple = self.its, self.schedule.row_multiple
-        size, head, kept_rows = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
+        buffers, multiple = self.buffers, self.schedule.row_multiple
+        size, head, kept_rows = (self.buffers.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
 
         @pl.when((head > 0) & (row == 0))
         def _rows_of_groups_before() -> None:
@@ -108,7 +108,7 @@ class Outputs:
             row = down(listed.begin, self.schedule.row_multiple)
 
             def fetch(tile: Any, carry: None) -> None:
-                self._bring(row, tile, self.its.shared.at[tile])
+                self._bring(row, tile, self.buffers.shared.at[tile])
                 return carry
 
             lax.fori_loop(0, self.schedule.core_n, fetch, None)
@@ -119,7 +119,7 @@ class Outputs:
 
         def bring(columns: Any, there: Any) -> None:
             source = self.out_hbm.at[rows, columns]
-            copy = pltpu.make_async_copy(source, target.at[:, there], self.its.out_sem.at[0])
+            copy = pltpu.make_async_copy(source, target.at[:, there], self.buffers.out_sem.at[0])
             copy.start()
             copy.wait()
 
@@ -127,7 +127,7 @@ class Outputs:
 
     def _drain(self) -> None:
         def wait(slot: Any, carry: None) -> None:
-            rows = self.its.stored[slot]
+            rows = self.buffers.stored[slot]
             pl.when(rows > 0)(lambda: self._wait(slot, rows))
             return carry
 
@@ -138,7 +138,7 @@ class Outputs:
 
         If the result is written into an array, its rows remain in place of zeros.
         """
-        buffers, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
+        buffers, schedule, multiple = self.buffers, self.schedule, self.schedule.row_multiple
         used_rows = listed.end - down(listed.end, multiple)
         has_rows = listed.visits > 0
 

@@ -33,7 +33,7 @@ class _Front(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steps:
     refs: GroupedOperands
-    its: Buffers
+    buffers: Buffers
     spec: GroupedSpec
     schedule: GroupedSchedule
     activation: Fn | None
@@ -41,7 +41,7 @@ class Steps:
 
     def run(self) -> None:
         """List the visits, take all steps, and store the rows that no group has."""
-        buffers, schedule = self.its, self.schedule
+        buffers, schedule = self.buffers, self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
         listed = list_panels(groups, buffers.table, schedule)
         steps = listed.visits * schedule.core_n
@@ -60,7 +60,7 @@ class Steps:
         self.outputs.end(listed)
 
     def _of(self, at: At, field: int) -> Any:
-        return self.its.table[field, at.visit]
+        return self.buffers.table[field, at.visit]
 
     def _weight_columns(self, tile: Any, product: int, columns: Any) -> Any:
         """Return the columns of a tile in the array that has a product's weights."""
@@ -126,7 +126,7 @@ class Steps:
         size = rows_of(self.schedule, self._of(at, Field.SIZE))
         source = pl.ds(rows_of(self.schedule, self._of(at, Field.BEGIN)), size)
         target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
-        buffers, refs = self.its, self.refs
+        buffers, refs = self.buffers, self.refs
         result = [pltpu.make_async_copy(refs.lhs.at[source, :], buffers.rows.at[target, :], buffers.rows_sem.at[slot])]
         if refs.row_scale is not None:
             scale = refs.row_scale.at[source, :], buffers.scale.at[target, :]
@@ -135,7 +135,7 @@ class Steps:
 
     def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
-        group, buffers, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
+        group, buffers, refs, spec = self._of(at, Field.GROUP), self.buffers, self.refs, self.spec
         result = []
         for product in range(spec.products):
             source = refs.up if product and not spec.side_by_side else refs.rhs
@@ -188,7 +188,7 @@ class Steps:
 
     def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:
         """Multiply a block of rows by all columns of the tile, into a slot of the ring of results."""
-        buffers, spec, schedule = self.its, self.spec, self.schedule
+        buffers, spec, schedule = self.buffers, self.spec, self.schedule
         rows = pl.ds(rows_of(schedule, self._of(at, Field.PLACE) + row), block.rows)
         residual = self._residual_of(at, row, block)
 
@@ -209,19 +209,19 @@ class Steps:
 
     def _residual_of(self, at: At, row: Any, block: RowBlock) -> Any:
         """Return the residual of a block of rows, with all columns of the tile."""
-        if self.its.residual is None:
+        if self.buffers.residual is None:
             return None
         slot, begin = self._residual_rows(at)
-        return self.its.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
+        return self.buffers.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
 
     def _scaled(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         total = self._total(rows, slot, product, columns, width, block)
-        scale = self.its.rhs_scale
+        scale = self.buffers.rhs_scale
         return total if scale is None else total * scale[slot, pl.ds(product, 1), columns]
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         """Return a product of a block with `columns` of the weights, over all of k."""
-        buffers, spec = self.its, self.spec
+        buffers, spec = self.buffers, self.spec
 
         def partial(depth: Any) -> Array:
             tile = (columns, depth) if spec.transpose_rhs else (depth, columns)

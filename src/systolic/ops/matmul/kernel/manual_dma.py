@@ -73,7 +73,7 @@ def manual_dma_matmul(operands: Operands, kernel: MatmulKernel) -> tuple[Shaped[
         scratch=kernel.scratch_shapes,
     )
 
-    def body(refs: Operands, outs_hbm: tuple[Any, ...], its: Buffers) -> None:
+    def body(refs: Operands, outs_hbm: tuple[Any, ...], buffers: Buffers) -> None:
         def stream(ref: Any, block: Block | None, vmem: Any, sem: Any) -> Stream | None:
             if block is None:
                 return None
@@ -89,15 +89,15 @@ def manual_dma_matmul(operands: Operands, kernel: MatmulKernel) -> tuple[Shaped[
 
         _Kernel(
             refs=refs,
-            streams=refs.map(stream, blocks, its.blocks, its.sems),
+            streams=refs.map(stream, blocks, buffers.blocks, buffers.sems),
             outs=tuple(
-                OutputStream(outs_hbm[0], *buffers, tiles.tile_m, tiles.tile_n, number * spec.n)
+                OutputStream(outs_hbm[0], *scratch, tiles.tile_m, tiles.tile_n, number * spec.n)
                 if spec.joined_outputs
-                else OutputStream(outs_hbm[number], *buffers, tiles.tile_m, tiles.tile_n)
-                for number, buffers in enumerate(its.outs)
+                else OutputStream(outs_hbm[number], *scratch, tiles.tile_m, tiles.tile_n)
+                for number, scratch in enumerate(buffers.outs)
             ),
-            fill_sem=its.fill_sem,
-            scratch=its.scratch,
+            fill_sem=buffers.fill_sem,
+            scratch=buffers.scratch,
             schedule=schedule,
             kernel=kernel,
         ).run()

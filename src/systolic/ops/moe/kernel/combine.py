@@ -107,7 +107,7 @@ def combine_rows(
 
 
 def _kernel(spec: CombineSpec, schedule: CombineSchedule, packed: PackedRows, *refs: Any) -> None:
-    block, slab, its = pl.program_id(0), pl.program_id(1), _Refs(*refs)
+    block, slab, refs = pl.program_id(0), pl.program_id(1), _Refs(*refs)
     step = block * schedule.slabs + slab
     slot = lax.rem(step, 2)
     registers = schedule.columns // LANES
@@ -117,65 +117,65 @@ def _kernel(spec: CombineSpec, schedule: CombineSchedule, packed: PackedRows, *r
 
     @pl.when(step == 0)
     def _first() -> None:
-        packed.zero(its.rows, packed.tiles - 1)
-        fetch_rows(its.runs, columns(0), slot, packed, its)
+        packed.zero(refs.rows, packed.tiles - 1)
+        fetch_rows(refs.runs, columns(0), slot, packed, refs)
 
     @pl.when(step + 1 < schedule.blocks * schedule.slabs)
     def _next() -> None:
-        fetch_rows(its.next_runs, columns(lax.rem(slab + 1, schedule.slabs)), 1 - slot, packed, its)
+        fetch_rows(refs.next_runs, columns(lax.rem(slab + 1, schedule.slabs)), 1 - slot, packed, refs)
 
-    wait_for_rows(slot, spec, packed, its)
+    wait_for_rows(slot, spec, packed, refs)
 
     def store(rows: Any, columns: slice, sums: Array) -> None:
-        its.out[rows, columns] = sums.astype(its.out.dtype)
+        refs.out[rows, columns] = sums.astype(refs.out.dtype)
 
     tokens = jnp.minimum(schedule.tokens, spec.tokens - block * schedule.tokens)
-    add_up(tokens, slot, spec, packed, its, store)
+    add_up(tokens, slot, spec, packed, refs, store)
 
 
-def fetch_rows(runs: Any, columns: Any, slot: Any, packed: PackedRows, its: Any) -> None:
+def fetch_rows(runs: Any, columns: Any, slot: Any, packed: PackedRows, refs: Any) -> None:
     """Start the copies of the runs of a block."""
-    target = packed.in_tiles(its.rows)
+    target = packed.in_tiles(refs.rows)
 
     def fetch(run: Any, carry: None) -> None:
         count = runs[0, Run.TILES, run]
 
         @pl.when(count > 0)
         def _start() -> None:
-            source = its.results.at[pl.ds(runs[0, Run.SOURCE, run], count), columns]
+            source = refs.results.at[pl.ds(runs[0, Run.SOURCE, run], count), columns]
             tiles = target.at[slot, pl.ds(runs[0, Run.TARGET, run], count)]
-            pltpu.make_async_copy(source, tiles, its.rows_sem.at[slot]).start()
+            pltpu.make_async_copy(source, tiles, refs.rows_sem.at[slot]).start()
 
         return carry
 
     lax.fori_loop(0, runs.shape[2], fetch, None)
 
 
-def wait_for_rows(slot: Any, spec: CombineSpec, packed: PackedRows, its: Any) -> None:
+def wait_for_rows(slot: Any, spec: CombineSpec, packed: PackedRows, refs: Any) -> None:
     """Wait for the copies of the runs of this block, by one wait for the bytes of all."""
     last_run = spec.experts - 1
-    count = its.runs[0, Run.TARGET, last_run] + its.runs[0, Run.TILES, last_run]
+    count = refs.runs[0, Run.TARGET, last_run] + refs.runs[0, Run.TILES, last_run]
     tiles = pl.ds(0, count)
 
     @pl.when(count > 0)
     def _arrived() -> None:
-        source, target = its.results.at[tiles, pl.ds(0, packed.registers)], packed.in_tiles(its.rows).at[slot, tiles]
-        pltpu.make_async_copy(source, target, its.rows_sem.at[slot]).wait()
+        source, target = refs.results.at[tiles, pl.ds(0, packed.registers)], packed.in_tiles(refs.rows).at[slot, tiles]
+        pltpu.make_async_copy(source, target, refs.rows_sem.at[slot]).wait()
 
 
 def add_up(
-    tokens: Any, slot: Any, spec: CombineSpec, packed: PackedRows, its: Any, store: Callable[[Any, slice, Array], None]
+    tokens: Any, slot: Any, spec: CombineSpec, packed: PackedRows, refs: Any, store: Callable[[Any, slice, Array], None]
 ) -> None:
     """Call `store(rows, columns, sums)` for each 128 columns of each 16 tokens of a block, with sums in float32."""
     registers = packed.registers
 
     def group(number: Any, carry: None) -> None:
         for token in range(SUMMED_TOKENS):
-            _store_sums(_sums(number * SUMMED_TOKENS + token, slot, spec, packed, its), token, registers, its)
+            _store_sums(_sums(number * SUMMED_TOKENS + token, slot, spec, packed, refs), token, registers, refs)
         rows = pl.ds(pl.multiple_of(number * SUMMED_TOKENS, SUMMED_TOKENS), SUMMED_TOKENS)
         for register in range(registers):
             tiles = [
-                its.sums[pl.ds((tile + register) * SUBLANES, SUBLANES), :]
+                refs.sums[pl.ds((tile + register) * SUBLANES, SUBLANES), :]
                 for tile in range(0, SUMMED_TOKENS // SUBLANES * registers, registers)
             ]
             store(rows, slice(register * LANES, (register + 1) * LANES), jnp.concatenate(tiles))
@@ -184,20 +184,20 @@ def add_up(
     lax.fori_loop(0, lax.div(tokens + SUMMED_TOKENS - 1, SUMMED_TOKENS), group, None)
 
 
-def _sums(token: Any, slot: Any, spec: CombineSpec, packed: PackedRows, its: Any) -> list[Array]:
+def _sums(token: Any, slot: Any, spec: CombineSpec, packed: PackedRows, refs: Any) -> list[Array]:
     """Return the weighted sum of a token's rows, in registers."""
     sums: list[Any] = []
     for choice in range(spec.top_k):
         number = token * spec.top_k + choice
-        weight = its.weights[0, 0, number]
-        terms = [register * weight for register in packed.row(its.rows, slot, its.codes[0, 0, number])]
+        weight = refs.weights[0, 0, number]
+        terms = [register * weight for register in packed.row(refs.rows, slot, refs.codes[0, 0, number])]
         sums = [total + term for total, term in zip(sums, terms, strict=True)] if sums else terms
     return sums
 
 
-def _store_sums(sums: list[Array], token: int, registers: int, its: Any) -> None:
+def _store_sums(sums: list[Array], token: int, registers: int, refs: Any) -> None:
     """Store a row: one sublane in each of its tile's registers."""
     tile, sublane = divmod(token, SUBLANES)
     for number, total in enumerate(sums):
         first = (tile * registers + number * SUBLANES) * SUBLANES + sublane
-        its.sums[pl.ds(first, total.shape[0], stride=SUBLANES), :] = total
+        refs.sums[pl.ds(first, total.shape[0], stride=SUBLANES), :] = total

@@ -106,54 +106,56 @@ def combine_scattered(
 
 
 def _kernel(axis_name: str, spec: CombineSpec, schedule: ScatterSchedule, packed: PackedRows, *refs: Any) -> None:
-    step, its = pl.program_id(0), _Refs(*refs)
-    steps, nothing = its.table.shape[0], schedule.arrivals
+    step, refs = pl.program_id(0), _Refs(*refs)
+    steps, nothing = refs.table.shape[0], schedule.arrivals
     slot, stage = lax.rem(step, 2), lax.rem(step, STAGES)
-    walk = Walk(axis_name, its.ring)
+    walk = Walk(axis_name, refs.ring)
 
     def sent(step: Any, direction: int) -> Any:
-        stage, place = lax.rem(step, STAGES), jnp.maximum(its.table[step, Field.SENT], 0)
-        target = its.arrivals.at[place]
-        return walk.copy_on(its.stages.at[stage], target, its.send_sem.at[stage], its.recv_sem.at[place], direction)
+        stage, place = lax.rem(step, STAGES), jnp.maximum(refs.table[step, Field.SENT], 0)
+        target = refs.arrivals.at[place]
+        return walk.copy_on(refs.stages.at[stage], target, refs.send_sem.at[stage], refs.recv_sem.at[place], direction)
 
     def end_of_sending(step: Any) -> None:
         """Wait until a step's stage is free again; all sums are equally long."""
-        pl.when(its.table[step, Field.SENT] >= 0)(lambda: sent(step, 0).wait_send())
+        pl.when(refs.table[step, Field.SENT] >= 0)(lambda: sent(step, 0).wait_send())
 
     @pl.when(step == 0)
     def _first() -> None:
-        packed.zero(its.rows, packed.tiles - 1)
-        its.arrivals[nothing] = jnp.zeros(its.arrivals.shape[1:], its.arrivals.dtype)
-        fetch_rows(its.runs, pl.ds(0, packed.registers), slot, packed, its)
+        packed.zero(refs.rows, packed.tiles - 1)
+        refs.arrivals[nothing] = jnp.zeros(refs.arrivals.shape[1:], refs.arrivals.dtype)
+        fetch_rows(refs.runs, pl.ds(0, packed.registers), slot, packed, refs)
         walk.barrier()
 
     @pl.when(step + 1 < steps)
     def _next() -> None:
-        fetch_rows(its.next_runs, pl.ds(0, packed.registers), 1 - slot, packed, its)
+        fetch_rows(refs.next_runs, pl.ds(0, packed.registers), 1 - slot, packed, refs)
 
     pl.when(step >= STAGES)(lambda: end_of_sending(step - STAGES))
-    wait_for_rows(slot, spec, packed, its)
-    arrived = [its.table[step, Field.ARRIVED + way] for way in DIRECTIONS]
+    wait_for_rows(slot, spec, packed, refs)
+    arrived = [refs.table[step, Field.ARRIVED + way] for way in DIRECTIONS]
     for place in arrived:
 
         @pl.when(place < nothing)
         def _arrived(place: Any = place) -> None:
-            copy = walk.copy_on(its.stages.at[0], its.arrivals.at[place], its.send_sem.at[0], its.recv_sem.at[place], 0)
+            copy = walk.copy_on(
+                refs.stages.at[0], refs.arrivals.at[place], refs.send_sem.at[0], refs.recv_sem.at[place], 0
+            )
             copy.wait_recv()
 
     def store(rows: Any, columns: slice, sums: Array) -> None:
         for place in arrived:
-            sums += its.arrivals[place, rows, columns].astype(jnp.float32)
-        its.stages[stage, rows, columns] = sums.astype(its.stages.dtype)
+            sums += refs.arrivals[place, rows, columns].astype(jnp.float32)
+        refs.stages[stage, rows, columns] = sums.astype(refs.stages.dtype)
 
-    add_up(schedule.combine.tokens, slot, spec, packed, its, store)
-    place, way = its.table[step, Field.SENT], its.table[step, Field.WAY]
+    add_up(schedule.combine.tokens, slot, spec, packed, refs, store)
+    place, way = refs.table[step, Field.SENT], refs.table[step, Field.WAY]
     for direction in DIRECTIONS:
         pl.when((place >= 0) & (way == direction))(lambda direction=direction: sent(step, direction).start())
 
     @pl.when(place < 0)
     def _own() -> None:
-        its.out[...] = its.stages[stage]
+        refs.out[...] = refs.stages[stage]
 
     @pl.when(step == steps - 1)
     def _end() -> None:

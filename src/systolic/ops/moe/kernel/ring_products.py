@@ -136,15 +136,15 @@ def _kernel(
 ) -> None:
     ring, experts, first_tiles, codes, x, *rest = refs
     matrices, rest = tuple(rest[: spec.products]), rest[spec.products :]
-    its = _Refs(ring, experts, first_tiles, codes, x, matrices, tuple(rest[:parts]), *rest[parts:])
-    travel = Travel(its, spec, tokens, Walk(axis_name, ring))
-    products = _Products(its, spec, schedule, tokens, activation)
+    refs = _Refs(ring, experts, first_tiles, codes, x, matrices, tuple(rest[:parts]), *rest[parts:])
+    travel = Travel(refs, spec, tokens, Walk(axis_name, ring))
+    products = _Products(refs, spec, schedule, tokens, activation)
     panels = jnp.maximum(
         lax.div(experts[Expert.END, spec.experts - 1] + schedule.panel - 1, jnp.int32(schedule.panel)), 1
     )
     steps = panels * (schedule.slabs * spec.experts)
     weights = products.weights_ring
-    its.stored[0] = jnp.int32(0)
+    refs.stored[0] = jnp.int32(0)
     travel.first_slab(lambda copy: copy.start())
     weights.fill(steps)
     pl.loop(1, schedule.slabs)(lambda slab: travel.own(slab, lambda copy: copy.start()))
@@ -171,13 +171,13 @@ def _kernel(
 class _Products:
     def __init__(
         self,
-        its: _Refs,
+        refs: _Refs,
         spec: RingProductsSpec,
         schedule: RingProductsSchedule,
         tokens: PackedRows,
         activation: Fn | None,
     ) -> None:
-        self._its, self._spec, self._schedule, self._tokens = its, spec, schedule, tokens
+        self._refs, self._spec, self._schedule, self._tokens = refs, spec, schedule, tokens
         self._activation = activation
 
     def at(self, number: Any) -> _Step:
@@ -187,22 +187,22 @@ class _Products:
 
     def _rows(self, at: _Step) -> tuple[Any, Any]:
         """Return the first row of an expert in a panel, and the number of them."""
-        first, table, panel = at.panel * self._schedule.panel, self._its.experts, self._schedule.panel
+        first, table, panel = at.panel * self._schedule.panel, self._refs.experts, self._schedule.panel
         begin = jnp.maximum(table[Expert.BEGIN, at.expert], first)
         return begin, jnp.minimum(table[Expert.END, at.expert], first + panel) - begin
 
     @property
     def weights_ring(self) -> Ring:
-        its, columns = self._its, self._schedule.columns
+        refs, columns = self._refs, self._schedule.columns
 
         def copies(number: Any, act: Act) -> None:
             at = self.at(number)
             slot = lax.rem(number, jnp.int32(self._schedule.weight_slots))
             rows = pl.ds(pl.multiple_of(at.slab * columns, columns), columns)
             has_rows = self._rows(at)[1] > 0
-            for product, matrices in enumerate(its.matrices):
+            for product, matrices in enumerate(refs.matrices):
                 copy = pltpu.make_async_copy(
-                    matrices.at[at.expert, rows, :], its.weights.at[slot, product], its.weights_sem.at[slot]
+                    matrices.at[at.expert, rows, :], refs.weights.at[slot, product], refs.weights_sem.at[slot]
                 )
                 pl.when(has_rows)(functools.partial(act, copy))
 
@@ -226,9 +226,9 @@ class _Products:
         blocks(small, count * large, size)
 
     def _block(self, at: _Step, slot: Any, row: Any, used: Any, rows: int) -> None:
-        its, spec, schedule, width = self._its, self._spec, self._schedule, self._schedule.block_columns
+        refs, spec, schedule, width = self._refs, self._spec, self._schedule, self._schedule.block_columns
         used = pl.multiple_of(used, ROW_TILE)
-        self._collect(at.slab, its.experts[Expert.CODE, at.expert] + row - its.experts[Expert.BEGIN, at.expert], used)
+        self._collect(at.slab, refs.experts[Expert.CODE, at.expert] + row - refs.experts[Expert.BEGIN, at.expert], used)
         place = pl.multiple_of(row - at.panel * schedule.panel, ROW_TILE)
         # Later rows of the block are of the next expert.
         is_used = lax.broadcasted_iota(jnp.int32, (rows, width), 0) < used
@@ -238,63 +238,63 @@ class _Products:
             for product in range(spec.products):
                 total = lax.dot_general(
                     self._collected(rows),
-                    its.weights[slot, product, :, columns],
+                    refs.weights[slot, product, :, columns],
                     (((1,), (0,)), ((), ())),
                     preferred_element_type=jnp.float32,
                 )
-                before = its.sums[product, pl.ds(place, rows), columns]
+                before = refs.sums[product, pl.ds(place, rows), columns]
                 total += jnp.where(at.slab == 0, jnp.zeros_like(before), before)
-                its.sums[product, pl.ds(place, rows), columns] = jnp.where(is_used, total, before)
+                refs.sums[product, pl.ds(place, rows), columns] = jnp.where(is_used, total, before)
 
         pl.loop(0, spec.f // width)(on_columns)
         pl.when(at.slab == schedule.slabs - 1)(lambda: self._store(row, place, used, rows))
 
     def _collect(self, slab: Any, code: Any, rows: Any) -> None:
         """Copy the rows of a block together."""
-        its, registers = self._its, self._tokens.registers
+        refs, registers = self._refs, self._tokens.registers
 
         def tile(number: Any, carry: None) -> None:
-            codes = [its.codes[code + number * ROW_TILE + row] for row in range(ROW_TILE)]
-            for word, words in enumerate(self._tokens.packed(its.tokens, slab, codes)):
+            codes = [refs.codes[code + number * ROW_TILE + row] for row in range(ROW_TILE)]
+            for word, words in enumerate(self._tokens.packed(refs.tokens, slab, codes)):
                 for at, register in enumerate(words):
                     first = (number * registers + at * SUBLANES) * SUBLANES + word
-                    its.rows[pl.ds(first, register.shape[0], stride=SUBLANES), :] = register
+                    refs.rows[pl.ds(first, register.shape[0], stride=SUBLANES), :] = register
             return carry
 
         lax.fori_loop(0, lax.div(rows, jnp.int32(ROW_TILE)), tile, None)
 
     def _collected(self, rows: int) -> Array:
-        registers, dtype = self._tokens.registers, self._its.weights.dtype
+        registers, dtype = self._tokens.registers, self._refs.weights.dtype
 
         def tile(number: int) -> Array:
             firsts = range(number * registers * SUBLANES, (number + 1) * registers * SUBLANES, SUBLANES)
-            return jnp.concatenate([pltpu.bitcast(self._its.rows[pl.ds(at, SUBLANES), :], dtype) for at in firsts], 1)
+            return jnp.concatenate([pltpu.bitcast(self._refs.rows[pl.ds(at, SUBLANES), :], dtype) for at in firsts], 1)
 
         return jnp.concatenate([tile(number) for number in range(rows // ROW_TILE)])
 
     def _store(self, row: Any, place: Any, used: Any, rows: int) -> None:
-        its, spec, number = self._its, self._spec, self._its.stored[0]
+        refs, spec, number = self._refs, self._spec, self._refs.stored[0]
         stage = lax.rem(number, jnp.int32(STAGES))
-        pl.when(number >= STAGES)(lambda: self._departure(stage, 0, its.stored[1 + stage]).wait())
+        pl.when(number >= STAGES)(lambda: self._departure(stage, 0, refs.stored[1 + stage]).wait())
 
         def on_columns(number: Any) -> None:
             columns = pl.ds(pl.multiple_of(number * LANES, LANES), LANES)
-            total, *up = (its.sums[product, pl.ds(place, rows), columns] for product in range(spec.products))
-            its.stages[stage, pl.ds(0, rows), columns] = apply_epilogue(
+            total, *up = (refs.sums[product, pl.ds(place, rows), columns] for product in range(spec.products))
+            refs.stages[stage, pl.ds(0, rows), columns] = apply_epilogue(
                 total, spec.dtype, activation=self._activation, up=up[0] if up else None
             )
 
         pl.loop(0, spec.f // LANES)(on_columns)
         self._departure(stage, row, used).start()
-        its.stored[1 + stage] = used
-        its.stored[0] = number + 1
+        refs.stored[1 + stage] = used
+        refs.stored[0] = number + 1
 
     def _departure(self, stage: Any, begin: Any, rows: Any) -> Any:
-        its, rows = self._its, pl.multiple_of(rows, ROW_TILE)
-        target = its.out.at[pl.ds(pl.multiple_of(begin, ROW_TILE), rows), :]
-        return pltpu.make_async_copy(its.stages.at[stage, pl.ds(0, rows), :], target, its.stages_sem.at[stage])
+        refs, rows = self._refs, pl.multiple_of(rows, ROW_TILE)
+        target = refs.out.at[pl.ds(pl.multiple_of(begin, ROW_TILE), rows), :]
+        return pltpu.make_async_copy(refs.stages.at[stage, pl.ds(0, rows), :], target, refs.stages_sem.at[stage])
 
     def end(self) -> None:
         for stage in range(STAGES):
-            wait = functools.partial(self._departure, stage, 0, self._its.stored[1 + stage])
-            pl.when(self._its.stored[0] > stage)(lambda wait=wait: wait().wait())
+            wait = functools.partial(self._departure, stage, 0, self._refs.stored[1 + stage])
+            pl.when(self._refs.stored[0] > stage)(lambda wait=wait: wait().wait())

@@ -23,50 +23,50 @@ from systolic.schedule.legality import LANES
 class Sends:
     """The sums of pieces of tokens, which are sent on with those that have arrived for them."""
 
-    def __init__(self, its: Any, schedule: ScatterProductsSchedule, walk: Walk) -> None:
-        self._its, self._schedule, self._walk = its, schedule, walk
-        self._sends = its.table.shape[0]
-        self._nothing = its.arrivals.shape[0] - 1
+    def __init__(self, refs: Any, schedule: ScatterProductsSchedule, walk: Walk) -> None:
+        self._refs, self._schedule, self._walk = refs, schedule, walk
+        self._sends = refs.table.shape[0]
+        self._nothing = refs.arrivals.shape[0] - 1
 
     def _sent(self, number: Any, direction: int) -> Any:
-        its, arrivals = self._its, self._schedule.scatter.arrivals
+        refs, arrivals = self._refs, self._schedule.scatter.arrivals
         tile, send, stage = lax.div(number, self._sends), lax.rem(number, self._sends), lax.rem(number, STAGES)
-        place = tile * arrivals + jnp.maximum(its.table[send, Field.SENT], 0)
-        source, target = its.stages.at[stage], its.arrivals.at[place]
-        return self._walk.copy_on(source, target, its.send_sem.at[stage], its.recv_sem.at[place], direction)
+        place = tile * arrivals + jnp.maximum(refs.table[send, Field.SENT], 0)
+        source, target = refs.stages.at[stage], refs.arrivals.at[place]
+        return self._walk.copy_on(source, target, refs.send_sem.at[stage], refs.recv_sem.at[place], direction)
 
     def _own(self, number: Any) -> Any:
-        its, columns, tokens = self._its, self._schedule.columns, self._schedule.scatter.combine.tokens
+        refs, columns, tokens = self._refs, self._schedule.columns, self._schedule.scatter.combine.tokens
         tile, send, stage = lax.div(number, self._sends), lax.rem(number, self._sends), lax.rem(number, STAGES)
-        rows = pl.ds(pl.multiple_of(its.table[send, Field.OWN] * tokens, tokens), tokens)
-        target = its.out.at[rows, pl.ds(pl.multiple_of(tile * columns, columns), columns)]
-        return pltpu.make_async_copy(its.stages.at[stage], target, its.send_sem.at[stage])
+        rows = pl.ds(pl.multiple_of(refs.table[send, Field.OWN] * tokens, tokens), tokens)
+        target = refs.out.at[rows, pl.ds(pl.multiple_of(tile * columns, columns), columns)]
+        return pltpu.make_async_copy(refs.stages.at[stage], target, refs.send_sem.at[stage])
 
     def end(self, number: Any) -> None:
         """Wait until a stage is free again."""
-        place = self._its.table[lax.rem(number, self._sends), Field.SENT]
+        place = self._refs.table[lax.rem(number, self._sends), Field.SENT]
         pl.when(place >= 0)(lambda: self._sent(number, 0).wait_send())
         pl.when(place < 0)(lambda: self._own(number).wait())
 
     def send(self, tile: Any, send: Any) -> None:
-        its, schedule = self._its, self._schedule
+        refs, schedule = self._refs, self._schedule
         number = tile * self._sends + send
         stage = lax.rem(number, STAGES)
         pl.when(number >= STAGES)(lambda: self.end(number - STAGES))
         places = []
         for way in DIRECTIONS:
-            place = its.table[send, Field.ARRIVED + way]
+            place = refs.table[send, Field.ARRIVED + way]
             has_arrival = place < schedule.scatter.arrivals
             place = jnp.where(has_arrival, tile * schedule.scatter.arrivals + place, self._nothing)
             places.append(place)
 
             @pl.when(has_arrival)
             def _arrived(place: Any = place) -> None:
-                target, sems = its.arrivals.at[place], (its.send_sem.at[0], its.recv_sem.at[place])
-                self._walk.copy_on(its.stages.at[0], target, *sems, 0).wait_recv()
+                target, sems = refs.arrivals.at[place], (refs.send_sem.at[0], refs.recv_sem.at[place])
+                self._walk.copy_on(refs.stages.at[0], target, *sems, 0).wait_recv()
 
-        self._round(lax.rem(tile, 2), its.table[send, Field.BLOCK], stage, places)
-        sent, way = its.table[send, Field.SENT], its.table[send, Field.WAY]
+        self._round(lax.rem(tile, 2), refs.table[send, Field.BLOCK], stage, places)
+        sent, way = refs.table[send, Field.SENT], refs.table[send, Field.WAY]
         for direction in DIRECTIONS:
             is_sent = (sent >= 0) & (way == direction)
             pl.when(is_sent)(lambda direction=direction: self._sent(number, direction).start())
@@ -74,7 +74,7 @@ class Sends:
 
     def _round(self, parity: Any, block: Any, stage: Any, places: list[Any]) -> None:
         """Round the sums of a piece, with what has arrived, and set them to zero for the tile after the next."""
-        its, registers, tokens = self._its, self._schedule.registers, self._schedule.scatter.combine.tokens
+        refs, registers, tokens = self._refs, self._schedule.registers, self._schedule.scatter.combine.tokens
 
         def group(number: Any) -> None:
             rows = pl.ds(pl.multiple_of(number * ROW_TILE, ROW_TILE), ROW_TILE)
@@ -83,11 +83,11 @@ class Sends:
                 for tile in range(ROW_TILE // SUBLANES):
                     first = (block * tokens + number * ROW_TILE + tile * SUBLANES) * registers + register * SUBLANES
                     words = pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES)
-                    parts.append(its.sums[parity, words, :])
-                    its.sums[parity, words, :] = jnp.zeros((SUBLANES, LANES), jnp.float32)
+                    parts.append(refs.sums[parity, words, :])
+                    refs.sums[parity, words, :] = jnp.zeros((SUBLANES, LANES), jnp.float32)
                 total = jnp.concatenate(parts)
                 for place in places:
-                    total += its.arrivals[place, rows, columns].astype(jnp.float32)
-                its.stages[stage, rows, columns] = total.astype(its.stages.dtype)
+                    total += refs.arrivals[place, rows, columns].astype(jnp.float32)
+                refs.stages[stage, rows, columns] = total.astype(refs.stages.dtype)
 
         pl.loop(0, tokens // ROW_TILE)(group)

@@ -19,33 +19,33 @@ from systolic.ops.moe.ring_products import RingProductsSpec
 class Travel:
     """The tokens of all devices, slab by slab: half of the opposite device's come each way."""
 
-    def __init__(self, its: Any, spec: RingProductsSpec, tokens: PackedRows, walk: Walk) -> None:
-        self._its, self._tokens, self.walk = its, tokens, walk
+    def __init__(self, refs: Any, spec: RingProductsSpec, tokens: PackedRows, walk: Walk) -> None:
+        self._refs, self._tokens, self.walk = refs, tokens, walk
         self.hops = spec.devices // 2
         self._here = spec.tokens // spec.devices // SUBLANES  # tiles of a device
 
     def first_slab(self, act: Act) -> None:
         """Act on the copies of what has arrived before."""
-        its, registers = self._its, self._tokens.registers
-        for number, part in enumerate(its.parts):
-            target = self._tokens.in_tiles(its.tokens).at[0, pl.ds(its.first_tiles[number], part.shape[0])]
-            act(pltpu.make_async_copy(part.at[:, pl.ds(0, registers)], target, its.first_sem))
+        refs, registers = self._refs, self._tokens.registers
+        for number, part in enumerate(refs.parts):
+            target = self._tokens.in_tiles(refs.tokens).at[0, pl.ds(refs.first_tiles[number], part.shape[0])]
+            act(pltpu.make_async_copy(part.at[:, pl.ds(0, registers)], target, refs.first_sem))
         self.own(0, act)
 
     def own(self, slab: Any, act: Act) -> None:
-        its, registers = self._its, self._tokens.registers
-        source = its.x.at[:, pl.ds(slab * registers, registers)]
-        act(pltpu.make_async_copy(source, self._block(slab, 0, 0, is_whole=True), its.own_sem.at[slab]))
+        refs, registers = self._refs, self._tokens.registers
+        source = refs.x.at[:, pl.ds(slab * registers, registers)]
+        act(pltpu.make_async_copy(source, self._block(slab, 0, 0, is_whole=True), refs.own_sem.at[slab]))
 
     def _block(self, slab: Any, direction: int, hop: int, *, is_whole: bool) -> Any:
         """Return the tokens that come this many hops along a direction, or the half that comes the whole way."""
         half = self._here // 2
         first = self.walk.upstream(direction, hop) * self._here + (0 if is_whole else direction * half)
-        return self._tokens.in_tiles(self._its.tokens).at[slab, pl.ds(first, self._here if is_whole else half)]
+        return self._tokens.in_tiles(self._refs.tokens).at[slab, pl.ds(first, self._here if is_whole else half)]
 
     def _sent(self, slab: Any, direction: int, hop: int) -> Any:
         block = self._block(slab, direction, hop, is_whole=hop < self.hops - 1)
-        sems = self._its.send_sem.at[direction, hop], self._its.recv_sem.at[slab, direction, hop]
+        sems = self._refs.send_sem.at[direction, hop], self._refs.recv_sem.at[slab, direction, hop]
         return self.walk.copy_on(block, block, *sems, direction)
 
     def advance(self, slab: Any, hop: int) -> None:

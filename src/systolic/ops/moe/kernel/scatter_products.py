@@ -75,13 +75,12 @@ def scatter_products(
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "own_tokens d"]:
     """Return the sums of this device's tokens."""
-    its, dtype = schedule, down.dtype
-    count, f, d = down.shape
+    dtype, (count, f, d) = down.dtype, down.shape
     hbm, scalars = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.SMEM)
     operands = ring, table, experts, words, factors
-    own_tokens = its.tokens // ring.shape[0]
-    piece = (its.scatter.combine.tokens, its.columns)
-    arrivals = its.tiles * its.scatter.arrivals
+    own_tokens = schedule.tokens // ring.shape[0]
+    piece = (schedule.scatter.combine.tokens, schedule.columns)
+    arrivals = schedule.tiles * schedule.scatter.arrivals
     arrays = [array if interpret else from_hbm(array) for array in (hidden, down)]
     return pl.pallas_call(
         functools.partial(_kernel, axis_name, schedule),
@@ -89,37 +88,37 @@ def scatter_products(
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((own_tokens, d), dtype, [hidden, down]),
         scratch_shapes=[
-            pltpu.VMEM((its.slots, its.rows[0], f), dtype),
-            pltpu.VMEM((its.slots, f, its.columns), dtype),
-            pltpu.VMEM((its.rows[0] * its.registers, LANES), jnp.float32),
-            pltpu.VMEM((2, (its.tokens + SUBLANES) * its.registers, LANES), jnp.float32),
+            pltpu.VMEM((schedule.slots, schedule.rows[0], f), dtype),
+            pltpu.VMEM((schedule.slots, f, schedule.columns), dtype),
+            pltpu.VMEM((schedule.rows[0] * schedule.registers, LANES), jnp.float32),
+            pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((arrivals + 1, *piece), dtype),
             pltpu.VMEM((STAGES, *piece), dtype),
-            pltpu.SemaphoreType.DMA((its.slots,)),
+            pltpu.SemaphoreType.DMA((schedule.slots,)),
             pltpu.SemaphoreType.DMA,
             pltpu.SemaphoreType.DMA((arrivals,)),
             pltpu.SemaphoreType.DMA((STAGES,)),
         ],
         cost_estimate=pl.CostEstimate(
-            flops=2 * its.mean_rows * f * d, transcendentals=0, bytes_accessed=count * f * d * dtype.itemsize
+            flops=2 * schedule.mean_rows * f * d, transcendentals=0, bytes_accessed=count * f * d * dtype.itemsize
         ),
         compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
-        name=f"systolic_scatter_products_{dtype.name}_{count}_{its.tokens}_{f}_{d}",
+        name=f"systolic_scatter_products_{dtype.name}_{count}_{schedule.tokens}_{f}_{d}",
     )(*operands, *arrays)
 
 
 def _kernel(axis_name: str, schedule: ScatterProductsSchedule, *refs: Any) -> None:
-    its = _Refs(*refs)
-    walk = Walk(axis_name, its.ring)
-    products, sends = _Products(its, schedule), Sends(its, schedule, walk)
-    experts, steps = its.experts.shape[1], schedule.tiles * its.experts.shape[1]
+    refs = _Refs(*refs)
+    walk = Walk(axis_name, refs.ring)
+    products, sends = _Products(refs, schedule), Sends(refs, schedule, walk)
+    experts, steps = refs.experts.shape[1], schedule.tiles * refs.experts.shape[1]
     inputs = products.inputs
     inputs.fill(steps)
-    its.arrivals[its.arrivals.shape[0] - 1] = jnp.zeros(its.arrivals.shape[1:], its.arrivals.dtype)
+    refs.arrivals[refs.arrivals.shape[0] - 1] = jnp.zeros(refs.arrivals.shape[1:], refs.arrivals.dtype)
     products.clear()
     walk.barrier()
-    count = its.table.shape[0]
+    count = refs.table.shape[0]
 
     def step(number: Any, carry: None) -> None:
         tile, expert = lax.div(number, jnp.int32(experts)), lax.rem(number, jnp.int32(experts))
@@ -140,23 +139,23 @@ def _kernel(axis_name: str, schedule: ScatterProductsSchedule, *refs: Any) -> No
 
 
 class _Products:
-    def __init__(self, its: _Refs, schedule: ScatterProductsSchedule) -> None:
-        self._its, self._schedule = its, schedule
+    def __init__(self, refs: _Refs, schedule: ScatterProductsSchedule) -> None:
+        self._refs, self._schedule = refs, schedule
 
     @property
     def inputs(self) -> Ring:
         """The ring of weights, and of the first rows of an expert."""
-        its, schedule = self._its, self._schedule
-        experts = jnp.int32(its.experts.shape[1])
+        refs, schedule = self._refs, self._schedule
+        experts = jnp.int32(refs.experts.shape[1])
 
         def copies(number: Any, act: Act) -> None:
             tile, expert, slot = lax.div(number, experts), lax.rem(number, experts), lax.rem(number, schedule.slots)
             columns = pl.ds(pl.multiple_of(tile * schedule.columns, schedule.columns), schedule.columns)
             weights = pltpu.make_async_copy(
-                its.down.at[expert, :, columns], its.weights.at[slot], its.slots_sem.at[slot]
+                refs.down.at[expert, :, columns], refs.weights.at[slot], refs.slots_sem.at[slot]
             )
-            has_rows = its.experts[Expert.ROWS, expert] > 0
-            pl.when(has_rows)(lambda: act(self._rows_copy(expert, 0, slot, its.slots_sem.at[slot])))
+            has_rows = refs.experts[Expert.ROWS, expert] > 0
+            pl.when(has_rows)(lambda: act(self._rows_copy(expert, 0, slot, refs.slots_sem.at[slot])))
             pl.when(has_rows)(lambda: act(weights))
 
         return Ring(slots=schedule.slots, copies=copies)
@@ -167,22 +166,22 @@ class _Products:
         def zero(tile: Any) -> None:
             zeros = jnp.zeros((words, LANES), jnp.float32)
             for parity in range(2):
-                self._its.sums[parity, pl.ds(pl.multiple_of(tile * words, words), words), :] = zeros
+                self._refs.sums[parity, pl.ds(pl.multiple_of(tile * words, words), words), :] = zeros
 
         pl.loop(0, self._schedule.tokens // SUBLANES)(zero)
 
     def _rows_copy(self, expert: Any, row: Any, slot: Any, sem: Any) -> Any:
         """Return the copy of a block's rows, whole registers."""
-        its = self._its
-        rows = jnp.minimum(its.experts[Expert.ROWS, expert] - row, self._schedule.rows[0])
+        refs = self._refs
+        rows = jnp.minimum(refs.experts[Expert.ROWS, expert] - row, self._schedule.rows[0])
         rows = pl.multiple_of(lax.div(rows + ROW_TILE - 1, jnp.int32(ROW_TILE)) * ROW_TILE, ROW_TILE)
-        first = pl.multiple_of(its.experts[Expert.BEGIN, expert] + row, ROW_TILE)
-        return pltpu.make_async_copy(its.hidden.at[pl.ds(first, rows), :], its.rows.at[slot, pl.ds(0, rows), :], sem)
+        first = pl.multiple_of(refs.experts[Expert.BEGIN, expert] + row, ROW_TILE)
+        return pltpu.make_async_copy(refs.hidden.at[pl.ds(first, rows), :], refs.rows.at[slot, pl.ds(0, rows), :], sem)
 
     def add(self, tile: Any, expert: Any, slot: Any) -> None:
         """Add the products of an expert's rows with a tile of columns to the sums of their tokens."""
-        its, (large, small) = self._its, self._schedule.rows
-        size = its.experts[Expert.ROWS, expert]
+        refs, (large, small) = self._refs, self._schedule.rows
+        size = refs.experts[Expert.ROWS, expert]
         count = lax.div(jnp.maximum(size - 2 * small + large - 1, 0), jnp.int32(large))
 
         def blocks(rows: int, first: Any, end: Any) -> None:
@@ -191,13 +190,13 @@ class _Products:
 
                 @pl.when(row > 0)
                 def _more_rows() -> None:
-                    copy = self._rows_copy(expert, row, slot, its.block_sem)
+                    copy = self._rows_copy(expert, row, slot, refs.block_sem)
                     copy.start()
                     copy.wait()
 
                 self._multiply(slot, rows)
                 used = jnp.minimum(size - row, rows)
-                self._add_up(lax.rem(tile, jnp.int32(2)), its.experts[Expert.CODE, expert] + row, used)
+                self._add_up(lax.rem(tile, jnp.int32(2)), refs.experts[Expert.CODE, expert] + row, used)
                 return carry
 
             lax.fori_loop(0, lax.div(jnp.maximum(end - first + rows - 1, 0), jnp.int32(rows)), block, None)
@@ -206,20 +205,20 @@ class _Products:
         blocks(small, count * large, size)
 
     def _multiply(self, slot: Any, rows: int) -> None:
-        its, schedule = self._its, self._schedule
+        refs, schedule = self._refs, self._schedule
         width, registers = schedule.block_columns, schedule.registers
 
         def on_columns(number: Any) -> None:
             total = lax.dot_general(
-                its.rows[slot, pl.ds(0, rows), :],
-                its.weights[slot, :, pl.ds(pl.multiple_of(number * width, width), width)],
+                refs.rows[slot, pl.ds(0, rows), :],
+                refs.weights[slot, :, pl.ds(pl.multiple_of(number * width, width), width)],
                 (((1,), (0,)), ((), ())),
                 preferred_element_type=jnp.float32,
             )
             for row in range(0, rows, SUBLANES):
                 for register in range(width // LANES):
                     first = row * registers + (number * (width // LANES) + register) * SUBLANES
-                    its.products[pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES), :] = total[
+                    refs.products[pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES), :] = total[
                         row : row + SUBLANES, register * LANES : (register + 1) * LANES
                     ]
 
@@ -227,7 +226,7 @@ class _Products:
 
     def _add_up(self, parity: Any, code: Any, used: Any) -> None:
         """Add rows of products to the sums of their tokens, eight rows at a time."""
-        its, schedule = self._its, self._schedule
+        refs, schedule = self._refs, self._schedule
         registers, nothing = schedule.registers, schedule.tokens * schedule.registers
 
         def row_of(ref: Any, first: Any) -> Any:
@@ -235,15 +234,15 @@ class _Products:
 
         def eight(number: Any) -> None:
             rows = [number * SUBLANES + row for row in range(SUBLANES)]
-            words = [jnp.where(row < used, its.words[code + row], nothing) for row in rows]
-            before = [row_of(its.sums.at[parity], word)[...] for word in words]
+            words = [jnp.where(row < used, refs.words[code + row], nothing) for row in rows]
+            before = [row_of(refs.sums.at[parity], word)[...] for word in words]
             totals: list[Any] = []
             for at, row in enumerate(rows):
-                product = row_of(its.products, number * (SUBLANES * registers) + at)[...]
+                product = row_of(refs.products, number * (SUBLANES * registers) + at)[...]
                 # A token may have chosen an expert twice, in consecutive rows.
                 total = jnp.where(words[at] == words[at - 1], totals[-1], before[at]) if totals else before[at]
-                totals.append(total + product * its.factors[code + row])
+                totals.append(total + product * refs.factors[code + row])
             for word, total in zip(words, totals, strict=True):
-                row_of(its.sums.at[parity], word)[...] = total
+                row_of(refs.sums.at[parity], word)[...] = total
 
         pl.loop(0, lax.div(used + SUBLANES - 1, jnp.int32(SUBLANES)))(eight)

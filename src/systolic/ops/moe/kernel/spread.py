@@ -91,14 +91,14 @@ def spread_rows(
 def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any) -> None:
     slab, chunk = pl.program_id(0), pl.program_id(1)
     kept, first_tiles, codes, *rest = refs
-    its = _Refs(kept, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
+    refs = _Refs(kept, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
     registers, block_tiles = tokens.registers, rows.tiles
 
     def arrival(slab: Any, act: Act) -> None:
         slot = lax.rem(slab, schedule.slots)
-        for part, x in enumerate(its.parts):
-            target = tokens.in_tiles(its.tokens).at[slot, pl.ds(its.first_tiles[part], x.shape[0])]
-            act(pltpu.make_async_copy(x.at[:, pl.ds(slab * registers, registers)], target, its.tokens_sem.at[slot]))
+        for part, x in enumerate(refs.parts):
+            target = tokens.in_tiles(refs.tokens).at[slot, pl.ds(refs.first_tiles[part], x.shape[0])]
+            act(pltpu.make_async_copy(x.at[:, pl.ds(slab * registers, registers)], target, refs.tokens_sem.at[slot]))
 
     def start(slab: Any) -> None:
         arrival(slab, lambda copy: copy.start())
@@ -110,7 +110,7 @@ def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, part
             pl.when(slab + 1 < schedule.slabs)(lambda: start(slab + 1))
         arrival(slab, lambda copy: copy.wait())
 
-    kept_tiles = lax.div(its.kept[0] + SUBLANES - 1, SUBLANES)
+    kept_tiles = lax.div(refs.kept[0] + SUBLANES - 1, SUBLANES)
     used_blocks = lax.div(kept_tiles + block_tiles - 1, block_tiles)
 
     def departure(step: Any) -> Any:
@@ -118,8 +118,8 @@ def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, part
         first, slot = block * block_tiles, lax.rem(step, BLOCK_SLOTS)
         count = jnp.minimum(block_tiles, kept_tiles - first)
         columns = pl.ds(lax.div(step, jnp.maximum(used_blocks, 1)) * registers, registers)
-        source = rows.in_tiles(its.rows).at[slot, pl.ds(0, count)]
-        return pltpu.make_async_copy(source, its.out.at[pl.ds(first, count), columns], its.rows_sem.at[slot])
+        source = rows.in_tiles(refs.rows).at[slot, pl.ds(0, count)]
+        return pltpu.make_async_copy(source, refs.out.at[pl.ds(first, count), columns], refs.rows_sem.at[slot])
 
     first_block = chunk * CHUNK_BLOCKS
 
@@ -130,8 +130,8 @@ def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, part
 
         def copy(tile: Any, carry: None) -> None:
             code = (number * block_tiles + tile) * SUBLANES
-            codes = [its.codes[0, 0, code + row] for row in range(SUBLANES)]
-            tokens.copy(its.tokens, lax.rem(slab, schedule.slots), codes, rows, its.rows, slot, tile)
+            codes = [refs.codes[0, 0, code + row] for row in range(SUBLANES)]
+            tokens.copy(refs.tokens, lax.rem(slab, schedule.slots), codes, rows, refs.rows, slot, tile)
             return carry
 
         tiles = jnp.minimum(block_tiles, kept_tiles - (first_block + number) * block_tiles)

@@ -52,15 +52,17 @@ class Copies:
 
     refs: QuantizedOperands
     out_hbm: Any
-    its: Buffers
+    buffers: Buffers
     schedule: QuantizedSchedule
     step: Any
 
     @classmethod
-    def of_this_step(cls, refs: QuantizedOperands, out_hbm: Any, its: Buffers, schedule: QuantizedSchedule) -> Copies:
+    def of_this_step(
+        cls, refs: QuantizedOperands, out_hbm: Any, buffers: Buffers, schedule: QuantizedSchedule
+    ) -> Copies:
         i, j, kk = (pl.program_id(axis) for axis in range(3))
         number = (i * schedule.grid_n + j) * schedule.grid_k + kk
-        return cls(refs=refs, out_hbm=out_hbm, its=its, schedule=schedule, step=number)
+        return cls(refs=refs, out_hbm=out_hbm, buffers=buffers, schedule=schedule, step=number)
 
     @property
     def _weights(self) -> Ring:
@@ -86,7 +88,7 @@ class Copies:
     @property
     def lhs_vmem(self) -> Any:
         """This step's block of rows, [tile_m, k], as stored in HBM."""
-        return self.its.lhs.at[lax.rem(pl.program_id(0), jnp.int32(self.schedule.row_slots))]
+        return self.buffers.lhs.at[lax.rem(pl.program_id(0), jnp.int32(self.schedule.row_slots))]
 
     @property
     def row_parts(self) -> list[Parts]:
@@ -148,17 +150,17 @@ class Copies:
         schedule, slot = self.schedule, lax.rem(block, jnp.int32(self.schedule.row_slots))
         size, whole_tiles = schedule.rows_at_once, schedule.tile_m // schedule.rows_at_once
         rows = schedule.tile_m % size if isinstance(number, int) and number == whole_tiles else size
-        source, target = self.refs.lhs, self.its.lhs.at[slot]
+        source, target = self.refs.lhs, self.buffers.lhs.at[slot]
         first: Any = number * size
         if rows < schedule.tile_m:
             target = target.at[pl.ds(pl.multiple_of(first, size), rows)]
         if rows < schedule.tile_m * schedule.grid_m:
             stride = math.gcd(schedule.tile_m, size)
             source = source.at[pl.ds(pl.multiple_of(block * schedule.tile_m + first, stride), rows)]
-        return pltpu.make_async_copy(source, target, self.its.lhs_sem.at[slot, number])
+        return pltpu.make_async_copy(source, target, self.buffers.lhs_sem.at[slot, number])
 
     def _weight_copies(self, number: Any, act: Act) -> None:
-        buffers, refs, schedule = self.its, self.refs, self.schedule
+        buffers, refs, schedule = self.buffers, self.refs, self.schedule
         kk = lax.rem(number, jnp.int32(schedule.grid_k))
         j = lax.rem(lax.div(number, jnp.int32(schedule.grid_k)), jnp.int32(schedule.grid_n))
         slot = lax.rem(number, jnp.int32(schedule.slots))
@@ -186,4 +188,4 @@ class Copies:
         i, j = lax.div(tile, jnp.int32(schedule.grid_n)), lax.rem(tile, jnp.int32(schedule.grid_n))
         slot = lax.rem(tile, jnp.int32(schedule.out_slots))
         target = self.out_hbm.at[part(i, schedule.tile_m, schedule.grid_m), part(j, schedule.tile_n, schedule.grid_n)]
-        return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
+        return pltpu.make_async_copy(self.buffers.out.at[slot], target, self.buffers.out_sem.at[slot])

@@ -126,15 +126,15 @@ def _fp4_bits(values: Array) -> Array:
     return sum(reached, start=-8 * jnp.signbit(values).astype(jnp.int32))
 
 
-def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
+def _tiled(scales: Array, schedule: QuantizedSchedule) -> Array:
     """Return scales with a whole axis for each tile; with a multiple of eight blocks this copies nothing."""
-    return scales.reshape(-1, its.tile_blocks, scales.shape[1])
+    return scales.reshape(-1, schedule.tile_blocks, scales.shape[1])
 
 
-def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, arrays: QuantizedOperands) -> Buffers:
+def _buffers(spec: QuantizedSpec, schedule: QuantizedSchedule, arrays: QuantizedOperands) -> Buffers:
     # In interpret mode arrays may come in another dtype.
-    vmem = vmem_shapes(its.buffers, lhs=arrays.lhs.dtype, values=arrays.values.dtype)
-    slots = (its.slots, spec.weights)
+    vmem = vmem_shapes(schedule.buffers, lhs=arrays.lhs.dtype, values=arrays.values.dtype)
+    slots = (schedule.slots, spec.weights)
     return Buffers(
         lhs=vmem["lhs"],
         values=vmem["values"],
@@ -145,8 +145,8 @@ def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, arrays: QuantizedOpera
         row_sums=vmem.get("row sums"),
         acc=vmem.get("acc"),
         weights=vmem.get("weights"),
-        lhs_sem=pltpu.SemaphoreType.DMA((its.row_slots, -(-its.tile_m // its.rows_at_once))),
+        lhs_sem=pltpu.SemaphoreType.DMA((schedule.row_slots, -(-schedule.tile_m // schedule.rows_at_once))),
         values_sem=pltpu.SemaphoreType.DMA(slots),
         scales_sem=pltpu.SemaphoreType.DMA(slots),
-        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((schedule.out_slots,)),
     )

@@ -29,7 +29,7 @@ _COLUMNS_AT_ONCE = 512
 
 def prepare_rows(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     """Wait for a block of rows, and fill the buffers that depend on it alone: rows, their scales and their sums."""
-    refs, buffers, route = copies.refs, copies.its, copies.schedule.route
+    refs, buffers, route = copies.refs, copies.buffers, copies.schedule.route
     if spec.quantize_lhs is not None:
         _quantize(copies, lhs_vmem, spec)
     else:
@@ -77,7 +77,7 @@ def _numbers(lhs_vmem: Any, name: str) -> Array:
 
 def _quantize(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     """Quantize each row with its own scale, as `systolic.quantize` does, but by a product with the scale's inverse."""
-    buffers = copies.its
+    buffers = copies.buffers
 
     def chunk(at: Any) -> None:
         assert spec.quantize_lhs is not None  # the only callers quantize

@@ -34,7 +34,7 @@ class Step:
     """The step (i, j, kk) of the grid. Refs of its slots are made once, because a slot's address takes scalar code."""
 
     refs: QuantizedOperands
-    its: Buffers
+    buffers: Buffers
     copies: Copies
     tiles: tuple[Tile, ...]
     lhs_vmem: Any
@@ -48,28 +48,28 @@ class Step:
         cls,
         refs: QuantizedOperands,
         out_hbm: Any,
-        its: Buffers,
+        buffers: Buffers,
         spec: QuantizedSpec,
         schedule: QuantizedSchedule,
         activation: Fn | None,
     ) -> Step:
-        copies = Copies.of_this_step(refs, out_hbm, its, schedule)
+        copies = Copies.of_this_step(refs, out_hbm, buffers, schedule)
         slot = copies.slot
         return cls(
             refs=refs,
-            its=its,
+            buffers=buffers,
             copies=copies,
             tiles=tuple(
                 Tile(
-                    values=its.values.at[slot, weight],
-                    scales=its.scales.at[slot, weight],
-                    acc=None if its.acc is None else its.acc.at[weight],
-                    kept=None if its.weights is None else its.weights.at[weight],
+                    values=buffers.values.at[slot, weight],
+                    scales=buffers.scales.at[slot, weight],
+                    acc=None if buffers.acc is None else buffers.acc.at[weight],
+                    kept=None if buffers.weights is None else buffers.weights.at[weight],
                 )
                 for weight in range(spec.weights)
             ),
             lhs_vmem=copies.lhs_vmem,
-            out_vmem=its.out.at[copies.out_slot],
+            out_vmem=buffers.out.at[copies.out_slot],
             spec=spec,
             schedule=schedule,
             activation=activation,
@@ -93,7 +93,7 @@ class Step:
 
     @property
     def _rows_vmem(self) -> Any:
-        return self.lhs_vmem if self.its.rows is None else self.its.rows
+        return self.lhs_vmem if self.buffers.rows is None else self.buffers.rows
 
     @property
     def _depths(self) -> list[slice]:
@@ -163,7 +163,7 @@ class Step:
 
     def _scaled(self, tile: Tile, of_block: Array, block: int, rows: Any, columns: Any) -> Array:
         """Return the sum of a block of the tile, without the weights' offset, times its scales."""
-        buffers, spec, schedule = self.its, self.spec, self.schedule
+        buffers, spec, schedule = self.buffers, self.spec, self.schedule
         first_block = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
         of_block = of_block.astype(jnp.float32)
         if buffers.row_sums is not None:
@@ -178,7 +178,7 @@ class Step:
         return of_rows if copies == 1 else jnp.concatenate([of_rows] * copies, axis=1)
 
     def _finished(self, totals: list[Array], rows: Any, columns: Any) -> Array:
-        refs, buffers = self.refs, self.its
+        refs, buffers = self.refs, self.buffers
         if buffers.row_scales is not None and self.spec.lhs_blocks <= 1:
             scales = self._in_columns(buffers.row_scales[0, rows, :])
             totals = [total * scales for total in totals]

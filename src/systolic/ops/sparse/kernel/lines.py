@@ -50,7 +50,7 @@ class _State(NamedTuple):
 class Kernel:
     refs: ProductOperands
     out_hbm: Any
-    its: Buffers
+    buffers: Buffers
     list: BlockList
     spec: SparseSpec
     schedule: ProductSchedule
@@ -66,8 +66,8 @@ class Kernel:
         schedule = self.schedule
         return Panels(
             source=self.refs.dense,
-            target=self.its.panel,
-            sem=self.its.panel_sem,
+            target=self.buffers.panel,
+            sem=self.buffers.panel_sem,
             axis=0 if self._turned else 1,
             size=schedule.tile,
             grid=schedule.grid,
@@ -163,15 +163,15 @@ class Kernel:
         order, first = self.list.order, self.refs.first
         block = copy * schedule.fetched if order is None else order[copy]
         source = self.refs.blocks.at[pl.ds(block if first is None else first[0] + block, schedule.fetched)]
-        target = self.its.blocks.at[pl.ds(slot * schedule.fetched, schedule.fetched)]
-        sem = self.its.blocks_sem.at[lax.rem(copy, jnp.int32(schedule.under_way))]
+        target = self.buffers.blocks.at[pl.ds(slot * schedule.fetched, schedule.fetched)]
+        sem = self.buffers.blocks_sem.at[lax.rem(copy, jnp.int32(schedule.under_way))]
         return pltpu.make_async_copy(source, target, sem)
 
     def _out_copy(self, line: Any, panel: Any, slot: Any) -> Any:
         schedule, spec = self.schedule, self.spec
         along, across = part(line, spec.line_size, spec.lines), part(panel, schedule.tile, schedule.grid)
         target = self.out_hbm.at[(across, along) if self._turned else (along, across)]
-        return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
+        return pltpu.make_async_copy(self.buffers.out.at[slot], target, self.buffers.out_sem.at[slot])
 
     def _line(self, line: Any, panel: Any, slot: Any, used: Any, state: _State) -> _State:
         begins, schedule, outs = self.list.begins, self.schedule, self._outs
@@ -209,7 +209,7 @@ class Kernel:
         return self.spec.bias or self.activation is not None
 
     def _empty(self, out_slot: Any) -> None:
-        target = self.its.acc if self._has_end else self.its.out.at[out_slot]
+        target = self.buffers.acc if self._has_end else self.buffers.out.at[out_slot]
         target[...] = jnp.zeros_like(target)
 
     def _subtile(self, number: Any) -> tuple[Any, Any]:
@@ -225,7 +225,7 @@ class Kernel:
           has_sums: True if there are sums of earlier blocks.
           out_slot: slot of the result; None: more blocks follow.
         """
-        buffers, spec = self.its, self.spec
+        buffers, spec = self.buffers, self.spec
         first, slots = lax.rem(block, jnp.int32(self.schedule.slots)), self.schedule.slots
         # A remainder takes long on the scalar unit.
         rings = [first, *(jnp.where(first + at >= slots, first + (at - slots), first + at) for at in range(1, number))]
@@ -258,15 +258,17 @@ class Kernel:
                 buffers.out[(out_slot, *where)] = as_dtype(total, spec.dtype_out)
 
     def _finish(self, line: Any, panel: Any, out_slot: Any) -> None:
-        its, spec, schedule = self.its, self.spec, self.schedule
+        buffers, spec, schedule = self.buffers, self.spec, self.schedule
 
         @pl.loop(0, schedule.tile // schedule.subtile)
         def _(subtile: Any) -> None:
             where = self._subtile(subtile)
-            total, bias = its.acc[where], None
+            total, bias = buffers.acc[where], None
             if spec.bias:
                 size, number, count = schedule.subtile, panel * (schedule.tile // schedule.subtile) + subtile, spec.n
                 if self._turned:
                     size, number = spec.line_size, line
                 bias = self.refs.bias[:, part(number, size, count // size)]
-            its.out[(out_slot, *where)] = apply_epilogue(total, spec.dtype_out, bias=bias, activation=self.activation)
+            buffers.out[(out_slot, *where)] = apply_epilogue(
+                total, spec.dtype_out, bias=bias, activation=self.activation
+            )

@@ -61,9 +61,9 @@ def launch(
 
     spec = kernel.spec
 
-    def body(refs: Any, out_hbm: Any, its: Any) -> None:
-        blocks, shared = listed(refs.places, its.list, spec), {"spec": spec, "schedule": kernel.schedule}
-        kind(refs=refs, out_hbm=out_hbm, its=its, list=blocks, cores=cores, **shared, **static).run()
+    def body(refs: Any, out_hbm: Any, buffers: Any) -> None:
+        blocks, shared = listed(refs.places, buffers.list, spec), {"spec": spec, "schedule": kernel.schedule}
+        kind(refs=refs, out_hbm=out_hbm, buffers=buffers, list=blocks, cores=cores, **shared, **static).run()
 
     return kernel.launch(
         body,
@@ -88,7 +88,7 @@ class BlockList(NamedTuple):
     order: Any  # the number of each in the array of blocks; None: they are in this order
 
 
-def listed(places: Places, its: ListBuffers, spec: SparseSpec) -> BlockList:
+def listed(places: Places, buffers: ListBuffers, spec: SparseSpec) -> BlockList:
     """Sort the blocks by lines, by counting; scalar code, a few cycles a block."""
     line_of, place_of = places if not spec.is_by_columns else (places.columns, places.rows)
     stored_rows = spec.places if spec.is_by_columns else spec.lines
@@ -98,36 +98,36 @@ def listed(places: Places, its: ListBuffers, spec: SparseSpec) -> BlockList:
         return jnp.where(places.rows[block] < stored_rows, line_of[block], lines)
 
     def clear(line: Any, carry: None) -> None:
-        its.begins[line] = 0
+        buffers.begins[line] = 0
         return carry
 
     def count(block: Any, carry: None) -> None:
-        its.begins[line_at(block) + 1] += 1
+        buffers.begins[line_at(block) + 1] += 1
         return carry
 
     def add(line: Any, begin: Any) -> Any:
-        begin = begin + its.begins[line]
-        its.begins[line] = begin
-        if its.next is not None:
-            its.next[line] = begin
+        begin = begin + buffers.begins[line]
+        buffers.begins[line] = begin
+        if buffers.next is not None:
+            buffers.next[line] = begin
         return begin
 
     lax.fori_loop(0, lines + 2, clear, None)
     lax.fori_loop(0, spec.most_blocks, count, None)
     lax.fori_loop(0, lines + 1, add, jnp.int32(0))
-    if its.next is None:
-        return BlockList(its.begins, place_of, None)
+    if buffers.next is None:
+        return BlockList(buffers.begins, place_of, None)
 
     def put(block: Any, carry: None) -> None:
         line = line_at(block)
-        number = its.next[line]
-        its.next[line] = number + 1
-        its.places[number] = place_of[block]
-        its.order[number] = block
+        number = buffers.next[line]
+        buffers.next[line] = number + 1
+        buffers.places[number] = place_of[block]
+        buffers.order[number] = block
         return carry
 
     lax.fori_loop(0, spec.most_blocks, put, None)
-    return BlockList(its.begins, its.places, its.order)
+    return BlockList(buffers.begins, buffers.places, buffers.order)
 
 
 class Item(NamedTuple):

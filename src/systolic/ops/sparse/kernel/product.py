@@ -36,13 +36,13 @@ def sparse_product(
     activation: Callable[[Array], Array] | None,
 ) -> Shaped[Array, "m n"]:
     """Return the product; lines without a block are zero, or bias and activation of zero. `cores` share the panels."""
-    spec, its = kernel.spec, kernel.schedule
+    spec, schedule = kernel.spec, kernel.schedule
     buffers = Buffers(
         list=list_buffers(spec),
-        **vmem_shapes(its.buffers),
-        blocks_sem=pltpu.SemaphoreType.DMA((its.under_way,)),
-        panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
-        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+        **vmem_shapes(schedule.buffers),
+        blocks_sem=pltpu.SemaphoreType.DMA((schedule.under_way,)),
+        panel_sem=pltpu.SemaphoreType.DMA((schedule.panel_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((schedule.out_slots,)),
     )
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     bias = pl.BlockSpec(memory_space=pltpu.VMEM)

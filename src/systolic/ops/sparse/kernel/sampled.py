@@ -38,15 +38,15 @@ def sparse_sampled(
       band: of a matrix, the lowest and the highest diagonal that is not zero, column − row; None: there is none.
       cores: cores that share the work, each with some of the chunks.
     """
-    spec, its = kernel.spec, kernel.schedule
+    spec, schedule = kernel.spec, kernel.schedule
     buffers = Buffers(
         list=list_buffers(spec),
-        **vmem_shapes(its.buffers),
-        under_way=pltpu.SMEM((len(its.zero_widths),), jnp.int32),
-        panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
-        rows_sem=pltpu.SemaphoreType.DMA((its.row_slots,)),
-        out_sem=pltpu.SemaphoreType.DMA((its.stages,)),
-        zeros_sem=pltpu.SemaphoreType.DMA((len(its.zero_widths),)),
+        **vmem_shapes(schedule.buffers),
+        under_way=pltpu.SMEM((len(schedule.zero_widths),), jnp.int32),
+        panel_sem=pltpu.SemaphoreType.DMA((schedule.panel_slots,)),
+        rows_sem=pltpu.SemaphoreType.DMA((schedule.row_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((schedule.stages,)),
+        zeros_sem=pltpu.SemaphoreType.DMA((len(schedule.zero_widths),)),
     )
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     return launch(

@@ -62,7 +62,7 @@ class _Chunk(NamedTuple):
 class Kernel:
     refs: SampledOperands
     out_hbm: Any
-    its: Buffers
+    buffers: Buffers
     list: BlockList
     spec: SparseSpec
     schedule: SampledSchedule
@@ -74,8 +74,8 @@ class Kernel:
         schedule = self.schedule
         return Panels(
             source=self.refs.rhs,
-            target=self.its.panel,
-            sem=self.its.panel_sem,
+            target=self.buffers.panel,
+            sem=self.buffers.panel_sem,
             axis=1 if self.spec.transpose_rhs else 0,
             size=schedule.tile_k,
             grid=schedule.grid_k,
@@ -85,7 +85,7 @@ class Kernel:
     @property
     def _zeros(self) -> Zeros:
         widths = self.schedule.zero_widths
-        return Zeros(list=self.list, out_hbm=self.out_hbm, its=self.its, spec=self.spec, widths=widths)
+        return Zeros(list=self.list, out_hbm=self.out_hbm, buffers=self.buffers, spec=self.spec, widths=widths)
 
     def run(self) -> None:
         schedule, spec = self.schedule, self.spec
@@ -137,7 +137,7 @@ class Kernel:
     def _rows_copy(self, line: Any, kk: Any, slot: Any) -> Any:
         schedule, spec = self.schedule, self.spec
         source = self.refs.lhs.at[part(line, spec.block_rows, spec.lines), part(kk, schedule.tile_k, schedule.grid_k)]
-        return pltpu.make_async_copy(source, self.its.rows.at[slot], self.its.rows_sem.at[slot])
+        return pltpu.make_async_copy(source, self.buffers.rows.at[slot], self.buffers.rows_sem.at[slot])
 
     def _rows(self, chunk: _Chunk) -> Ring:
         """Return the ring of blocks of lhs. Each visit of a line, for some of k, takes one."""
@@ -202,7 +202,7 @@ class Kernel:
         return lax.fori_loop(0, chunk.lines, line, stored)
 
     def _multiply(self, chunk: _Chunk, item: Item, number: int, kk: Any, slot: Any, row_slot: Any) -> None:
-        buffers, spec, schedule = self.its, self.spec, self.schedule
+        buffers, spec, schedule = self.buffers, self.spec, self.schedule
         sums = [item.block + at - chunk.begin for at in range(number)]
         along = [part(self.list.places[item.block + at], spec.block_columns, spec.places) for at in range(number)]
 
@@ -223,7 +223,7 @@ class Kernel:
                 )
 
     def _store(self, chunk: _Chunk, line: Any, block: Any, stored: Any) -> None:
-        buffers, spec = self.its, self.spec
+        buffers, spec = self.buffers, self.spec
         stage, place = self._outs.slot(stored), self.list.places[block]
         target = (line if spec.dense_out else block, place, stage)
         self._outs.reserve(stored, target)
@@ -244,4 +244,4 @@ class Kernel:
         if spec.dense_out:
             rows = part(where, spec.block_rows, spec.lines)
             target = self.out_hbm.at[rows, part(place, spec.block_columns, spec.places)]
-        return pltpu.make_async_copy(self.its.out.at[stage], target, self.its.out_sem.at[stage])
+        return pltpu.make_async_copy(self.buffers.out.at[stage], target, self.buffers.out_sem.at[stage])

@@ -19,14 +19,14 @@ class Zeros(NamedTuple):
 
     list: BlockList
     out_hbm: Any
-    its: Any  # the kernel's buffers; `zeros` is as wide as the widest copy
+    buffers: Any  # the kernel's buffers; `zeros` is as wide as the widest copy
     spec: SparseSpec
     widths: tuple[int, ...]  # of the copies, in blocks: each is half of the previous one, the last is 1
 
     def prepare(self) -> None:
-        self.its.zeros[...] = jnp.zeros_like(self.its.zeros)
+        self.buffers.zeros[...] = jnp.zeros_like(self.buffers.zeros)
         for number in range(len(self.widths)):
-            self.its.under_way[number] = 0
+            self.buffers.under_way[number] = 0
 
     def fill(self, turn: Any, turns: Any) -> None:
         spec = self.spec
@@ -49,7 +49,7 @@ class Zeros(NamedTuple):
                 self._copy(number, 0, 0).wait()
                 return carry
 
-            lax.fori_loop(0, self.its.under_way[number], one, None)
+            lax.fori_loop(0, self.buffers.under_way[number], one, None)
 
     def _line(self, line: Any) -> None:
         """Fill the gaps of a line: before each block, and after the last one."""
@@ -74,7 +74,7 @@ class Zeros(NamedTuple):
 
     def _start(self, number: int, where: Any, place: Any) -> None:
         self._copy(number, where, place).start()
-        self.its.under_way[number] += 1
+        self.buffers.under_way[number] += 1
 
     def _copy(self, number: int, where: Any, place: Any) -> Any:
         spec, width = self.spec, self.widths[number]
@@ -85,7 +85,9 @@ class Zeros(NamedTuple):
             target = self.out_hbm.at[part(where, spec.block_rows, spec.lines), zero_columns]
         else:
             target = self.out_hbm.at[where]
-        return pltpu.make_async_copy(self.its.zeros.at[:, pl.ds(0, columns)], target, self.its.zeros_sem.at[number])
+        return pltpu.make_async_copy(
+            self.buffers.zeros.at[:, pl.ds(0, columns)], target, self.buffers.zeros_sem.at[number]
+        )
 
 
 def _share(number: Any, turn: Any, turns: Any) -> Any:
