@@ -117,8 +117,8 @@ def interpreted_product() -> str:
     random = np.random.default_rng(0)
     # Integers, whose sums are exact in float32.
     lhs, rhs = (random.integers(-7, 8, (_SIDE, _SIDE)).astype(np.float32) for _ in range(2))
-    found: Any = matmul(lhs, rhs, implementation="interpret", chip=DEFAULT_CHIP)
-    if not np.array_equal(np.asarray(found), lhs @ rhs):
+    result: Any = matmul(lhs, rhs, implementation="interpret", chip=DEFAULT_CHIP)
+    if not np.array_equal(np.asarray(result), lhs @ rhs):
         raise ArithmeticError(f"the kernel's product of {_SIDE}³ differs from NumPy's")
     return f"the kernel of a product of {_SIDE}³ ran on the CPU, and is right"
 
@@ -148,18 +148,18 @@ def _cache() -> Part:
 
 
 def _store() -> Part:
-    found = TrialStore.at().health()
-    if found.problem:
-        return _unusable("trial store", found.problem)
-    if not found.there:
-        return _to_come("trial store", found.file)
-    if found.unreadable:
-        count, first = len(found.unreadable), found.unreadable[0]
-        return _unusable("trial store", f"{found.file}: {count} rows cannot be read, such as {first}")
-    if not os.access(found.file, os.W_OK):
-        return _unusable("trial store", f"{found.file} cannot be written to")
-    kept = f"{found.trials:,} trials of {found.subjects:,} product{'' if found.subjects == 1 else 's'}"
-    return Part(name="trial store", state="works", about=f"{found.file}, schema {found.schema}: {kept}")
+    health = TrialStore.at().health()
+    if health.problem:
+        return _unusable("trial store", health.problem)
+    if not health.there:
+        return _to_come("trial store", health.file)
+    if health.unreadable:
+        count, first = len(health.unreadable), health.unreadable[0]
+        return _unusable("trial store", f"{health.file}: {count} rows cannot be read, such as {first}")
+    if not os.access(health.file, os.W_OK):
+        return _unusable("trial store", f"{health.file} cannot be written to")
+    kept = f"{health.trials:,} trials of {health.subjects:,} product{'' if health.subjects == 1 else 's'}"
+    return Part(name="trial store", state="works", about=f"{health.file}, schema {health.schema}: {kept}")
 
 
 def _to_come(name: str, path: Path) -> Part:

@@ -59,9 +59,9 @@ class KeptTime:
     @classmethod
     def of(cls, run: SimulatedRun) -> KeptTime:
         """Return the kept part of a run."""
-        found = {name: each for name, each in versions().items() if each is not None and name != "python"}
+        installed = {name: text for name, text in versions().items() if text is not None and name != "python"}
         stalls = {cause: share * run.time_us for cause, share in run.stalls.items()}
-        return cls(time_us=run.time_us, stalls_us=stalls, versions=found)
+        return cls(time_us=run.time_us, stalls_us=stalls, versions=installed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def _slower(name: str, before: KeptTime, now: KeptTime, slower: float, tolerance
         cause: now.stalls_us.get(cause, 0.0) - before.stalls_us.get(cause, 0.0)
         for cause in {*before.stalls_us, *now.stalls_us}
     }
-    cause = max(grown, key=lambda each: grown[each], default=None)
+    cause = max(grown, key=grown.__getitem__, default=None)
     text = (
         f"{name}: simulated {before.time_us:,.2f} → {now.time_us:,.2f} µs, {slower:.1%} slower, where "
         f"{tolerance:.1%} is allowed"
@@ -194,7 +194,7 @@ def systolic_time(request: pytest.FixtureRequest) -> Callable[..., SimulatedRun]
         **options: Any,
     ) -> SimulatedRun:
         several = [chip] if isinstance(chip, str | Chip) else list(chip)
-        runs = [simulate(fn, *args, chip=each, **options) for each in several]
+        runs = [simulate(fn, *args, chip=target, **options) for target in several]
         for run in runs:
             key = " ".join(filter(None, (f"{request.path.name}::{request.node.name}", name, run.chip)))
             if update:

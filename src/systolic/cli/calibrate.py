@@ -134,10 +134,10 @@ def _constants(names: str, chip: Chip) -> tuple[str, ...]:
     return chosen
 
 
-def _half(row: ComparedRow, found: Calibration) -> str | None:
+def _half(row: ComparedRow, calibration: Calibration) -> str | None:
     if not row.counted:
         return None
-    return "fit" if row.program in found.fitted_on else "check"
+    return "fit" if row.program in calibration.fitted_on else "check"
 
 
 def _statistics(
@@ -152,33 +152,33 @@ def _statistics(
 
 
 def _summary(
-    found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics, ErrorStatistics]], fit_s: float
+    calibration: Calibration, statistics: Mapping[str, tuple[ErrorStatistics, ErrorStatistics]], fit_s: float
 ) -> dict[str, Any]:
     return {
-        "chip": found.chip.name,
+        "chip": calibration.chip.name,
         "constants": {
-            constant.name: {**asdict(constant), "determined": constant.determined} for constant in found.constants
+            constant.name: {**asdict(constant), "determined": constant.determined} for constant in calibration.constants
         },
         "objective": "mean over programs of |log(predicted / device time)|",
-        "objective_before": found.objective_before,
-        "objective_after": found.objective_after,
+        "objective_before": calibration.objective_before,
+        "objective_after": calibration.objective_after,
         "bracket": BRACKET,
-        "rounds": found.rounds,
+        "rounds": calibration.rounds,
         "fit_s": fit_s,
         "split": SPLIT,
-        "fitted_on": found.fitted_on,
-        "checked_on": found.checked_on,
+        "fitted_on": calibration.fitted_on,
+        "checked_on": calibration.checked_on,
         **{half: {"before": asdict(old), "after": asdict(new)} for half, (old, new) in statistics.items()},
     }
 
 
-def _write_constants(target: Path, found: Calibration, csv_file: Path, dispatch_us: float) -> None:
+def _write_constants(target: Path, calibration: Calibration, csv_file: Path, dispatch_us: float) -> None:
     document = {
-        "chip": found.chip.name,
-        "constants": {constant.name: constant.fitted for constant in found.constants},
-        "brackets": {constant.name: [constant.low, constant.high] for constant in found.constants},
-        "fitted_on": found.fitted_on,
-        "checked_on": found.checked_on,
+        "chip": calibration.chip.name,
+        "constants": {constant.name: constant.fitted for constant in calibration.constants},
+        "brackets": {constant.name: [constant.low, constant.high] for constant in calibration.constants},
+        "fitted_on": calibration.fitted_on,
+        "checked_on": calibration.checked_on,
         "published": csv_file.name,
         "dispatch_us": dispatch_us,
         "versions": versions(),

@@ -15,25 +15,25 @@ from systolic.validation.errors import ComparedRow, ErrorStatistics
 
 
 def show_fit(
-    found: Calibration,
+    calibration: Calibration,
     statistics: Mapping[str, tuple[ErrorStatistics, ErrorStatistics]],
     dispatch_us: float,
     fit_s: float,
 ) -> None:
     """Print the verdict, the constants and their brackets, and both halves' errors before and after."""
     out = console()
-    heading(out, [found.chip.name], f"predicted {SIMULATED}")
-    out.print(_verdict(found, statistics))
+    heading(out, [calibration.chip.name], f"predicted {SIMULATED}")
+    out.print(_verdict(calibration, statistics))
     out.print(
         f"split: {SPLIT}; {dispatch_us:g} µs of dispatch taken off wall-clock rows; "
-        f"{found.rounds} rounds in {fit_s:.0f} s\n"
+        f"{calibration.rounds} rounds in {fit_s:.0f} s\n"
     )
-    show_table(out, _CONSTANTS, found.constants)
+    show_table(out, _CONSTANTS, calibration.constants)
     out.print("")
     show_table(out, _HALVES, [(half, *both) for half, both in statistics.items()])
 
 
-def _verdict(found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics, ErrorStatistics]]) -> str:
+def _verdict(calibration: Calibration, statistics: Mapping[str, tuple[ErrorStatistics, ErrorStatistics]]) -> str:
     parts = [
         f"{half} {_percent(old.median_error)} → {_percent(new.median_error)}" for half, (old, new) in statistics.items()
     ]
@@ -41,8 +41,8 @@ def _verdict(found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics,
     old, new = statistics["check"]
     if (new.median_error or 0) >= (old.median_error or 0):
         verdict += "; the other half is no better: keep the shipped ones"
-    elif len(found.fitted_on) < len(found.constants):
-        verdict += f"; {len(found.fitted_on)} programs cannot determine {len(found.constants)} constants"
+    elif len(calibration.fitted_on) < len(calibration.constants):
+        verdict += f"; {len(calibration.fitted_on)} programs cannot determine {len(calibration.constants)} constants"
     return verdict
 
 

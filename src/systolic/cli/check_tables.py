@@ -110,14 +110,14 @@ def _run(report: CheckReport) -> str:
     )
 
 
-def _show_finding(out: Console, found: Finding) -> None:
-    place = f" · {escape(short_place(found.where))}" if found.where else ""
-    on = f" on {found.chip}" if found.chip else ""
-    out.print(f"[{_STYLES[found.grade]}]{found.grade}[/] [bold]{found.rule}[/]{on}{place}")
-    out.print(f"  {escape(found.value)}")
-    out.print(f"  [dim]rule[/] {escape(found.limit)}")
-    out.print(f"  [dim]fix[/]  {escape(found.fix)}")
-    lines = found.detail.strip().splitlines()
+def _show_finding(out: Console, finding: Finding) -> None:
+    place = f" · {escape(short_place(finding.where))}" if finding.where else ""
+    on = f" on {finding.chip}" if finding.chip else ""
+    out.print(f"[{_STYLES[finding.grade]}]{finding.grade}[/] [bold]{finding.rule}[/]{on}{place}")
+    out.print(f"  {escape(finding.value)}")
+    out.print(f"  [dim]rule[/] {escape(finding.limit)}")
+    out.print(f"  [dim]fix[/]  {escape(finding.fix)}")
+    lines = finding.detail.strip().splitlines()
     for line in lines[:12]:
         out.print(f"  [dim]│[/] {escape(line)}")
     if len(lines) > 12:

@@ -84,8 +84,8 @@ def compare(
         raise click.UsageError(f"--module names a program in a trace, and {after} is none")
     first, second = read_answers(before), read_answers(after)
     pairs, unmatched = _matched(first, second)
-    comparisons = [_compared(mine, other) for mine, other in pairs if mine.found and other.found]
-    lost = [other for mine, other in pairs if mine.found is not None and other.found is None]
+    comparisons = [_compared(mine, other) for mine, other in pairs if mine.result and other.result]
+    lost = [other for mine, other in pairs if mine.result is not None and other.result is None]
     if not comparisons and not lost:
         raise ExplanationError(
             f"{before} and {after} have no chip in common of which both know the time: "
@@ -139,7 +139,7 @@ def _matched(
 
 
 def _compared(mine: SavedAnswer, other: SavedAnswer) -> Comparison:
-    before, after = mine.found, other.found
+    before, after = mine.result, other.result
     if isinstance(before, Explanation) and isinstance(after, Explanation):
         return compare_explanations(before, after)
     runs = [answer.slice_run or answer.run if isinstance(answer, Explanation) else answer for answer in (before, after)]

@@ -76,7 +76,7 @@ def compare_trace(
 
 
 def _run(answer: SavedAnswer) -> SimulatedRun | SliceRun | None:
-    return answer.found.slice_run or answer.found.run if isinstance(answer.found, Explanation) else answer.found
+    return answer.result.slice_run or answer.result.run if isinstance(answer.result, Explanation) else answer.result
 
 
 def _module(run: SimulatedRun | SliceRun) -> str:

@@ -52,9 +52,9 @@ def doctor(compiles: bool, json_file: str | None, quiet: bool) -> int:
     return 0 if report.ok else 1
 
 
-def _show(found: Installation) -> None:
+def _show(installation: Installation) -> None:
     out = console()
-    installed = (f"{name} {text}" for name, text in found.versions.items() if text is not None)
+    installed = (f"{name} {text}" for name, text in installation.versions.items() if text is not None)
     out.print(" · ".join(installed), markup=False)
-    out.print(f"{found.platform} · {found.executable}\n", markup=False)
-    show_table(out, _COLUMNS, found.parts)
+    out.print(f"{installation.platform} · {installation.executable}\n", markup=False)
+    show_table(out, _COLUMNS, installation.parts)

@@ -58,7 +58,7 @@ class Bar(Progress):
             note(text, quiet=self._quiet)
         self._doing = text
 
-    def found(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Print a part of the answer that is already known."""
         if self._progress is not None:
             self._progress.console.print(text, markup=False)

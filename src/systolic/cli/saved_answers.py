@@ -25,7 +25,7 @@ class SavedAnswer:
 
     function: str
     chip: str
-    found: Explanation | SimulatedRun | SliceRun | None
+    result: Explanation | SimulatedRun | SliceRun | None
     reason: str = ""  # why there is neither
 
 
@@ -76,7 +76,7 @@ def read_answers(path: Path) -> list[SavedAnswer]:
         if document.get("command") == "explain":
             failed = mapping(document.get("summary") or {}, "summary").get("failed") or {}
             reasons = structured(failed, dict[str, str])  # by chip, of those without a row
-            answers += [SavedAnswer(function="", chip=chip, found=None, reason=why) for chip, why in reasons.items()]
+            answers += [SavedAnswer(function="", chip=chip, result=None, reason=why) for chip, why in reasons.items()]
     except WrongFileError:
         raise
     except (ValueError, RecursionError) as error:
@@ -92,10 +92,10 @@ def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
         explanation = Explanation.from_json(json.dumps(row))
         if not explanation.programs or explanation.programs[0].device_run is None:
             raise ExplanationError("an explanation without the run of its function")
-        return SavedAnswer(function=explanation.function, chip=explanation.chip, found=explanation)
+        return SavedAnswer(function=explanation.function, chip=explanation.chip, result=explanation)
     if "clock_hz" in row:
         run = _read_run(row)
-        return SavedAnswer(function="", chip=run.chip, found=run)
+        return SavedAnswer(function="", chip=run.chip, result=run)
     if {"step", "chip", "status"} <= row.keys():
         return _read_step(row)
     if not {"function", "chip"} <= row.keys() or not {"run", "reason"} & row.keys():
@@ -105,7 +105,7 @@ def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
     except UntrustedError as error:
         raise ExplanationError(f"this is not a row of `systolic simulate`: {error}") from error
     run = _read_run(row["run"]) if "run" in row else None
-    return SavedAnswer(function=simulated.function, chip=simulated.chip, found=run, reason=simulated.reason)
+    return SavedAnswer(function=simulated.function, chip=simulated.chip, result=run, reason=simulated.reason)
 
 
 def _read_step(row: Mapping[str, Any]) -> SavedAnswer:
@@ -116,7 +116,7 @@ def _read_step(row: Mapping[str, Any]) -> SavedAnswer:
         raise ExplanationError(f"this is not a row of `systolic step`: {error}") from error
     step = StepRun.from_json(json.dumps(row["run"])) if "run" in row else None
     run = None if step is None else step.slice_run or step.run
-    return SavedAnswer(function=texts["step"], chip=texts["chip"], found=run, reason=texts["reason"])
+    return SavedAnswer(function=texts["step"], chip=texts["chip"], result=run, reason=texts["reason"])
 
 
 def _read_run(document: Any) -> SimulatedRun | SliceRun:

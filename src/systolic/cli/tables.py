@@ -133,16 +133,16 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
         out.print(f"hidden at this width: {', '.join(dropped)}; --format csv shows all columns", markup=False)
 
 
-def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
+def show_section(out: Console, title: str, table: ExplainedTable[Any] | None, otherwise: str = "") -> None:
     """Print a table with its title, or the text `otherwise` if there is no table."""
-    if found is None:
+    if table is None:
         if otherwise:
             out.print(f"\n{otherwise}")
         return
     out.print(f"\n[bold]{escape(title)}[/]")
-    show_table(out, found.columns, found.rows)
-    if found.left_out:
-        out.print(f"and {found.left_out:,} more")
+    show_table(out, table.columns, table.rows)
+    if table.left_out:
+        out.print(f"and {table.left_out:,} more")
 
 
 def _fits(out: Console, made: Table) -> bool:

@@ -40,7 +40,7 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
     other = jobs.other(request.against) if request.against is not None else None
     outcome = mine.outcome()
     run = outcome.required()
-    progress.found(f"{jobs.name}: {(outcome.slice_run or run).summary().heading}; now trying changes")
+    progress.note(f"{jobs.name}: {(outcome.slice_run or run).summary().heading}; now trying changes")
     now = analysed.result()
     product = equivalent_matmul(request.args, now) if request.topology is None else None
     alternatives = _alternatives(jobs, product, request.against, other)

@@ -71,7 +71,7 @@ def tile_parameters(
     inside = inside or {}
     largest = _blocks(calls)
 
-    def found(name: str, value: Any, home: Home | None = None) -> Iterator[TileParameter]:
+    def parameters_of(name: str, value: Any, home: Home | None = None) -> Iterator[TileParameter]:
         for part, number in numbers_in(value):
             if number >= _LEAST and number in largest:
                 yield TileParameter(name=name, part=part, value=number, largest=largest[number], home=home)
@@ -80,15 +80,15 @@ def tile_parameters(
     mine = []
     for name, value in keywords_of_fn.items():
         # What is left to the function is what it then calls others with, by the same name.
-        mine += found(name, record_inside(inside, name) if value is None else value)
+        mine += parameters_of(name, record_inside(inside, name) if value is None else value)
     for home, value in inside.items():
         if not home.function:
-            mine += found(home.name, value, home)
+            mine += parameters_of(home.name, value, home)
     # A number goes on from call to call: the outermost has it first.
     values_of_fn = {parameter.value for parameter in mine}
     for function in dict.fromkeys((home.module, home.function) for home in inside if home.function):
         values = {home: value for home, value in inside.items() if (home.module, home.function) == function}
-        new = [parameter for home, value in values.items() for parameter in found(home.name, value, home)]
+        new = [parameter for home, value in values.items() for parameter in parameters_of(home.name, value, home)]
         new = [
             parameter
             for parameter in new

@@ -37,10 +37,10 @@ class Violation:
 class IllegalTilesError(TilesError):
     """A kernel was asked for the impossible; `violations` and the message hold every reason."""
 
-    def __init__(self, kernel: str, found: Sequence[Violation]) -> None:
-        super().__init__(f"{kernel}: " + " | ".join(map(str, found)))
+    def __init__(self, kernel: str, violations: Sequence[Violation]) -> None:
+        super().__init__(f"{kernel}: " + " | ".join(map(str, violations)))
         self.kernel = kernel
-        self.violations = tuple(found)
+        self.violations = tuple(violations)
 
     def __reduce__(self) -> tuple[type[IllegalTilesError], tuple[str, tuple[Violation, ...]]]:
         # Kernels are traced in worker processes too, and an exception is rebuilt from the arguments of its class.

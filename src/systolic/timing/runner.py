@@ -24,7 +24,7 @@ class Progress:
     def done(self, label: str) -> None:
         """Count a job that has ended; called from any thread."""
 
-    def found(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Report a part of the answer while the rest is computed."""
 
 

@@ -106,7 +106,7 @@ def tune_function(
             args=abstract_arguments(args),
             spec=spec,
             chip=chip_model.name,
-            trials=tuple(best_first(search.found.values())),
+            trials=tuple(best_first(search.trials.values())),
             default=default,
             left_out=left_out,
             considered=len(variants),

@@ -95,7 +95,7 @@ def tune_product(
         return TuningResult.of(
             spec,
             chip_model,
-            search.found.values(),
+            search.trials.values(),
             considered=len(choices),
             compiled=search.compiled,
             seconds=time.monotonic() - begun,
@@ -135,7 +135,7 @@ class _Experiments:
 
 def _measure(search: Search[KernelConfig], programs: Programs, chip: Chip, count: int) -> None:
     """Run the best few by simulated time, and XLA's program, on the device, but for those measured before."""
-    timed = [trial for trial in search.found.values() if trial.simulated_us is not None]
+    timed = [trial for trial in search.trials.values() if trial.simulated_us is not None]
     kernels = [trial for trial in timed if trial.config is not None]
     kernels.sort(key=lambda trial: trial.simulated_us or 0.0)
     xla = [trial for trial in timed if trial.config is None]
@@ -149,7 +149,7 @@ def _measure(search: Search[KernelConfig], programs: Programs, chip: Chip, count
             raise
         except Exception as error:  # noqa: BLE001 -- the device's: one trial's failure ends no search
             reason = f"not measured: {type(error).__name__}: {error}"
-            search.found[trial.config] = dataclasses.replace(trial, reason=reason)
+            search.trials[trial.config] = dataclasses.replace(trial, reason=reason)
             continue
-        search.found[trial.config] = dataclasses.replace(trial, measured_us=time_us)
-        search.store.keep(search.subject, search.found[trial.config])
+        search.trials[trial.config] = dataclasses.replace(trial, measured_us=time_us)
+        search.store.keep(search.subject, search.trials[trial.config])

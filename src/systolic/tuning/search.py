@@ -89,7 +89,7 @@ class Search(Generic[ConfigT]):
     store: TrialStore
     watcher: Watcher
     effort: Effort
-    found: dict[ConfigT | None, Trial] = field(default_factory=dict)  # trials of this search and of earlier ones
+    trials: dict[ConfigT | None, Trial] = field(default_factory=dict)  # of this search and of earlier ones
     compiled: int = 0  # trials of this search
     _until: float = field(init=False)
 
@@ -113,13 +113,15 @@ class Search(Generic[ConfigT]):
 
     def best(self) -> Trial | None:
         """Return the fastest by simulated time, which all have; measured times come later."""
-        timed = [trial for config, trial in self.found.items() if config is not None and trial.simulated_us is not None]
+        timed = [
+            trial for config, trial in self.trials.items() if config is not None and trial.simulated_us is not None
+        ]
         return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
     def _run(self, runner: Runner, kept: Iterable[Trial], opponent: Opponent | None) -> End:
         for trial in kept:
             self._learn(trial)
-        opponent = None if None in self.found else opponent
+        opponent = None if None in self.trials else opponent
         planned = self.considered if self.effort.exhaustive else self.effort.trials
         self.watcher.planned(max(0, planned - self._tried()) + (opponent is not None))
         under_way: dict[Running, Choice[ConfigT] | None] = {}
@@ -172,13 +174,13 @@ class Search(Generic[ConfigT]):
     def _next(self, under_way: list[ConfigT]) -> Choice[ConfigT] | None:
         while self.first:
             choice = self.first.pop(0)
-            if choice.config not in self.found:
+            if choice.config not in self.trials:
                 return choice
         return self.ranking.next(under_way)
 
     def _learn(self, trial: Trial) -> None:
         config = cast(ConfigT | None, trial.tried)
-        self.found[config] = trial
+        self.trials[config] = trial
         if config is None:
             return
         self.ranking.started(config)
@@ -186,7 +188,7 @@ class Search(Generic[ConfigT]):
             self.ranking.learn(config, trial.simulated_us)
 
     def _tried(self) -> int:
-        return sum(config is not None for config in self.found)
+        return sum(config is not None for config in self.trials)
 
     def _over(self, under_way: int) -> End | None:
         if not self.effort.exhaustive and self._tried() + under_way >= self.effort.trials:

@@ -39,7 +39,7 @@ def simulated(
         for program in distinct
     }
     before = {program: kept.result(program, records[program]) if kept is not None else None for program in distinct}
-    result = {program: found for program, found in before.items() if found is not None}
+    result = {program: prediction for program, prediction in before.items() if prediction is not None}
     waiting = [program for program in distinct if program not in result]
     runner.progress.planned(len(waiting))
     sent = {program: runner.start(_experiment(program, records[program])) for program in waiting}

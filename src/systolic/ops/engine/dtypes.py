@@ -135,11 +135,11 @@ def _reason(dtype: str, use: str) -> str:
     return f"{why}; {use}astype(jnp.{fix}), {then}"
 
 
-def multiplied_dtype(found: str, made_by: str) -> str:
+def multiplied_dtype(dtype: str, made_by: str) -> str:
     """Return the result's dtype of an operand's function, `made_by`; raise SpecError if it is not multiplied."""
-    if found not in OPERAND_DTYPES:
-        raise SpecError(f"{made_by} returns {found}, {_reason(found, 'end it with .')}")
-    return found
+    if dtype not in OPERAND_DTYPES:
+        raise SpecError(f"{made_by} returns {dtype}, {_reason(dtype, 'end it with .')}")
+    return dtype
 
 
 def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any) -> str:
