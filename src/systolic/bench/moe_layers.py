@@ -32,7 +32,7 @@ def moe_layers(dtype: str) -> Iterator[Case]:
     if dtype not in ("bfloat16", "float32"):
         return
     quantized = [(layer, "int8") for layer in LAYERS if layer[0] in _QUANTIZED]
-    layers = [*((layer, "") for layer in LAYERS), *quantized]
+    layers = [*((layer, None) for layer in LAYERS), *quantized]
     sizes = [
         *itertools.product(layers, TOKENS),
         *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),

@@ -63,7 +63,7 @@ class GroupedProduct(ActivatedProduct):
             side_by_side=self.side_by_side,
             residual="" if fused.residual is None else fused.residual.dtype.name,
             existing_out=fused.existing_out is not None,
-            dtype_rhs="" if fused.rhs_scale is None else rhs.dtype.name,
+            dtype_rhs=None if fused.rhs_scale is None else rhs.dtype.name,
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:

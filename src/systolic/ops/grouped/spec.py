@@ -60,8 +60,8 @@ class GroupedSpec(GroupedSizes):
       side_by_side: True if rhs and up are one array, the columns of up after the columns of rhs.
       residual: the dtype of an array of [m, n] that is added last to the rows of groups; "" if there is none.
       existing_out: True if the result is written into an array, whose rows remain if no group has them.
-      dtype_rhs: the dtype of quantized right-hand sides, which have a scale for each group and column; "": they are of
-        `dtype`, without scales.
+      dtype_rhs: the dtype of quantized right-hand sides, which have a scale for each group and column; None: they are
+        of `dtype`, without scales.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
@@ -75,7 +75,7 @@ class GroupedSpec(GroupedSizes):
     side_by_side: bool = False
     residual: str = ""
     existing_out: bool = False
-    dtype_rhs: str = ""
+    dtype_rhs: str | None = None
 
     def __post_init__(self) -> None:
         GroupedSizes.__post_init__(self)

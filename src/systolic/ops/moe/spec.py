@@ -20,7 +20,7 @@ class MoeSpec(OneDtype):
       experts: of all devices.
       top_k: experts of a token.
       devices: over which experts and tokens are cut.
-      dtype_rhs: the dtype of quantized experts, which have a scale for each column; "": they are of `dtype`.
+      dtype_rhs: the dtype of quantized experts, which have a scale for each column; None: they are of `dtype`.
 
     Raises:
       SpecError: a size below one, more experts of a token than there are, or devices that do not divide experts and
@@ -34,7 +34,7 @@ class MoeSpec(OneDtype):
     top_k: int
     dtype: str
     devices: int = 1
-    dtype_rhs: str = ""
+    dtype_rhs: str | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "m", "k", "n", "experts", "top_k", "devices")

@@ -79,9 +79,8 @@ def test_no_scalar_is_multiplied() -> None:
         lambda q: systolic.dot_general(X, q, (((1,), (0,)), ((), ()))),
         lambda q: systolic.einsum("mk,kn->mn", X, q),
         lambda q: systolic.matmul(X, WEIGHT, bias=q),
-        lambda q: systolic.grouped_matmul(X, q, np.array([4], np.int32)),
     ],
-    ids=["dot_general", "einsum", "bias", "grouped"],
+    ids=["dot_general", "einsum", "bias"],
 )
 def test_what_takes_no_quantized_array_says_so(use: Callable[[Any], Any]) -> None:
     with pytest.raises(SpecError, match=r"is a Quantized, .* use q\.dequantize"):

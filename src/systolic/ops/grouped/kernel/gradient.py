@@ -79,7 +79,7 @@ def grouped_gradient(
         from_hbm=("lhs", "cotangent"),
         scratch_shapes=(buffers,),
         name=f"systolic_grouped_gradient_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
-        **on_cores(buffers.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
+        **on_cores(schedule.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )
 
 

@@ -84,5 +84,5 @@ def grouped_product(
         scratch_shapes=(buffers,),
         input_output_aliases={} if operands.existing is None else {len(jax.tree.leaves(operands)) - 1: 0},
         name=f"systolic_grouped_{dtypes}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
-        **on_cores(buffers.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
+        **on_cores(schedule.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )
