@@ -100,7 +100,7 @@ class KernelContents:
         self._local: set[OperandKey] = set()
         self._words: dict[tuple[Deferred, HloShape], Contents] = {}  # calls of a loop may share an operand
         # All devices may have the same.
-        self._laid_out: dict[tuple[HloShape, str, bytes], Words | Unknown] = {} if first is None else first._laid_out
+        self._laid_out: dict[tuple[object, ...], Words | Unknown] = {} if first is None else first._laid_out
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of operand `index` of the operation `name` in its call number `call`, from 0.
@@ -162,7 +162,7 @@ class KernelContents:
         return self._words.setdefault((operand, shape), words)
 
     def _laid_out_once(self, array: np.ndarray, shape: HloShape) -> Words | Unknown:
-        key = shape, array.dtype.str, hashlib.sha256(array.tobytes()).digest()
+        key = shape, array.shape, array.dtype.name, hashlib.sha256(array.tobytes()).digest()
         if key not in self._laid_out:
             self._laid_out[key] = words_of(array, shape)
         return self._laid_out[key]

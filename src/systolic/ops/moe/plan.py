@@ -54,9 +54,10 @@ class MoePlan(Summarised):
 
     def summary(self) -> Summary:
         """Describe what computes each part, why, and how long it takes."""
-        sizes, dtype, gated = MoeLayers().words(self.spec)
+        sizes, dtype, _ = MoeLayers().words(self.spec)
+        experts = f", experts of {self.spec.dtype_rhs}" if self.spec.dtype_rhs else ""
         return Summary(
-            heading=f"{sizes}, {dtype}{gated.removeprefix('gated')} on {self.chip}",
+            heading=f"{sizes}, {dtype}{experts} on {self.chip}",
             facts={
                 "form": self.form,
                 "time": f"{self.time_us:,.1f} µs by arithmetic, without the router and the sort",
@@ -137,7 +138,7 @@ def _moved(name: str, form: Form) -> MoePart:
 def _on_ring(spec: RingProductsSpec, schedule: RingProductsSchedule, chip: Chip) -> MoePart:
     why = (
         f"tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of {schedule.panel:,} rows stay in "
-        "VMEM, so that weights are read once"
+        "VMEM: weights are read once for so many rows"
     )
     return MoePart(name="gate and up", by="a kernel", why=why, time_us=schedule.time_us(spec, chip))
 

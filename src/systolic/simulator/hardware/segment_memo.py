@@ -12,8 +12,8 @@ SegmentRun = tuple[int, Relative, int, int]
 # Program, segment, conditions, and the state at its begin.
 _Key = tuple[str, int, tuple[bool, ...], Relative]
 
-# One takes 2 KiB, and some programs never meet a state again: without a limit, a training step takes 15 GiB.
-_MAX_NEW = 1 << 18
+# One takes up to 4 KiB, where all queues are full, and a program may never meet a state again: together up to 1 GiB.
+_MAX_NEW = 1 << 17
 
 
 class SegmentMemo:

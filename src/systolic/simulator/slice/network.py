@@ -25,7 +25,7 @@ _SAME = 1e-12  # of a rate: what comes of summing in another order
 _TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that rates are computed once for them
 # That all devices together may send where each is simulated: minutes of work.
 MAX_COPIES = 2_000_000
-# Where no device can represent the others: half an hour.
+# Where no device can represent the others. Executing a step of DeepSeek-V2-Lite up to 2 million took 23 minutes.
 MAX_COPIES_APART = 8_000_000
 
 Ended = Callable[[float], None]
