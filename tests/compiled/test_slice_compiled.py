@@ -1,4 +1,4 @@
-"""Collectives on slices, compiled and executed on all devices: bytes by arithmetic, and one device for all."""
+"""Collectives on slices, compiled and executed on all devices: bytes, links and neighbours by arithmetic."""
 
 from __future__ import annotations
 
@@ -15,105 +15,29 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from slice_programs import (
+    ALL,
+    BLOCK,
+    BLOCK_BYTES,
+    SOME,
+    function_of,
+    link_bytes,
+    next_one,
+    simulated,
+)
 
-from systolic.chips import Chip, SliceShape, chip, with_flags
+from systolic.chips import SliceShape, chip
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
-from systolic.lessons.kernels.rings import all_gather, reduce_scatter, ring_of
-from systolic.simulator import SimulationError, SliceRun
-from systolic.simulator.errors import DeadlockError, TooManyCopiesError
+from systolic.simulator.errors import DeadlockError
 from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
-from systolic.simulator.sequencer import Sequencer
-from systolic.simulator.slice import run
 from systolic.simulator.slice.routes import Routes
 from systolic.timing import prepare_program, target_of
-
-ALL = "all"
-BLOCK = (256, 128)  # of float32
-BLOCK_BYTES = 256 * 128 * 4
-
-
-def in_order(devices: Any) -> Mesh:
-    return Mesh(np.array(sorted(devices, key=lambda device: device.id)), (ALL,))
-
-
-def next_one(x: jax.Array) -> jax.Array:
-    count = lax.axis_size(ALL)
-    return lax.ppermute(x, ALL, [(device, (device + 1) % count) for device in range(count)])
-
-
-def between_pairs(x: jax.Array) -> jax.Array:
-    return lax.ppermute(x, ALL, [(device, device ^ 1) for device in range(lax.axis_size(ALL))])
-
-
-def around(x: jax.Array) -> jax.Array:
-    """A loop of a product and what is passed on."""
-
-    def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        return jnp.tanh(next_one(x) @ jnp.ones((128, 128))), None
-
-    return lax.scan(layer, x, None, length=8)[0]
-
-
-# Some devices send, some do not, some receive: XLA looks such permutations up in a table.
-SOME = [(0, 3), (1, 0), (3, 1)]
-
-
-def between_some(x: jax.Array) -> jax.Array:
-    return lax.ppermute(x, ALL, SOME)
-
-
-FUNCTIONS = {
-    "collective-permute of some": (between_some, PartitionSpec(ALL)),
-    "collective-permute of pairs": (between_pairs, PartitionSpec(ALL)),
-    "all-gather": (functools.partial(lax.all_gather, axis_name=ALL, tiled=True), PartitionSpec()),
-    "reduce-scatter": (functools.partial(lax.psum_scatter, axis_name=ALL, tiled=True), PartitionSpec(ALL)),
-    "all-reduce": (functools.partial(lax.psum, axis_name=ALL), PartitionSpec()),
-    "all-to-all": (
-        functools.partial(lax.all_to_all, axis_name=ALL, split_axis=0, concat_axis=0, tiled=True),
-        PartitionSpec(ALL),
-    ),
-    "collective-permute": (next_one, PartitionSpec(ALL)),
-    "collective-permute in a loop": (around, PartitionSpec(ALL)),
-}
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
     with WorkerPool(max_workers=1) as made:
         yield made
-
-
-def function_of(name: str, blocks: int) -> tuple[ShardedFunction, jax.ShapeDtypeStruct]:
-    """A collective by XLA of so many blocks a device, or a ring by hand."""
-    shape = jax.ShapeDtypeStruct((blocks * BLOCK[0], BLOCK[1]), jnp.float32)
-    if name.startswith("ring"):
-        kernel = functools.partial(all_gather if "all-gather" in name else reduce_scatter, ways=(1, -1))
-        spec = PartitionSpec("ring")
-        return ShardedFunction(fn=kernel, mesh=ring_of, in_specs=(spec,), out_specs=spec), shape
-    fn, out = FUNCTIONS[name]
-    return ShardedFunction(fn=fn, mesh=in_order, in_specs=(PartitionSpec(ALL),), out_specs=out), shape
-
-
-def on_tensor_cores(chip_name: str) -> Chip:
-    """The chip, with flags that keep communication off the SparseCores of v7x, where all devices are executed."""
-    work = ("all_gather", "all_reduce", "reduce_scatter") if chip_name == "v7x" else ()
-    return with_flags(
-        chip(chip_name), {f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "false" for kind in work}
-    )
-
-
-def simulated(pool: WorkerPool, name: str, chip_name: str, extents: str, **options: Any) -> SliceRun:
-    known = on_tensor_cores(chip_name)
-    shape = SliceShape.parse(known, extents)
-    devices = len(shape.devices)
-    fn, argument = function_of(name, devices * devices if name.endswith("reduce-scatter") else devices)
-    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
-    prepared = prepare_program(program, known)
-    return prepared.run_slice(shape, program.assignment, chip=known, **options)
-
-
-def link_bytes(run: SliceRun) -> dict[tuple[int, int], int]:
-    return {(link.source, link.target): link.sent_bytes for link in run.links}
 
 
 @pytest.mark.sampled(2)
@@ -160,87 +84,6 @@ def test_a_permutation_by_table_goes_between_those_that_it_names(pool, chip_name
     assert {(link.axis, link.source, link.target): link.sent_bytes for link in run.links} == expected
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("name", "chip_name", "extents"),
-    [
-        ("all-gather", "v6e", "2x4"),
-        ("all-gather", "v6e", "4x4"),
-        ("all-gather", "v7x", "2x2x1"),
-        ("all-gather", "v5p", "2x2x1"),
-        ("all-gather", "v6e", "4x8"),
-        ("all-reduce", "v5e", "2x4"),
-        ("ring all-gather", "v6e", "2x8"),
-        ("reduce-scatter", "v6e", "2x2"),
-        ("collective-permute", "v7x", "2x2x1"),
-    ],
-)
-def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extents) -> None:
-    one = simulated(pool, name, chip_name, extents)
-    every = simulated(pool, name, chip_name, extents, one_for_all=False)
-    assert every.way == "all devices"
-    if one.way == "all devices":  # then it would have been wrong
-        assert len(every.classes) > 1 or name == "reduce-scatter"
-    assert dataclasses.replace(one, way="all devices") == every
-
-
-@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v5p", "2x2x1")])
-def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
-    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
-) -> None:
-    every = simulated(pool, "reduce-scatter", chip_name, extents, one_for_all=False)
-    monkeypatch.setattr(run, "MAX_APART", 1)
-    one = simulated(pool, "reduce-scatter", chip_name, extents)
-    assert one.way == "one device for all, as slow as the slowest"
-    assert one.devices == every.devices
-    shape = SliceShape.parse(chip(chip_name), extents)
-    routes = Routes(shape)
-    farthest_us = max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
-    # How far devices can be apart behind a barrier: the first one's signals need so long for the last.
-    assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "4x4"), ("v5e", "4x4"), ("v5p", "2x2x2"), ("v7x", "2x2x2")])
-def test_what_devices_read_in_other_orders_takes_all_as_long(
-    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
-) -> None:
-    """Arrays that do not make as many equal pieces as there are devices: which comes next is a matter of predicates."""
-    fn = ShardedFunction(
-        fn=lambda *parts: lax.psum(parts, ALL),
-        mesh=in_order,
-        in_specs=(PartitionSpec(),) * 3,
-        out_specs=PartitionSpec(),
-    )
-    shapes = ((1000, 8, 128), (3, 256, 1000), (500, 8, 128))
-    arguments = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
-    known = on_tensor_cores(chip_name)
-    shape = SliceShape.parse(known, extents)
-    program = submit_compilation(pool, fn, arguments, target_of(known, shape), cache=None).result()
-    prepared = prepare_program(program, known)
-    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
-    monkeypatch.setattr(run, "MAX_APART", 1)
-    one = prepared.run_slice(shape, program.assignment, chip=known)
-    assert one.way == "one device for all, as slow as the slowest"
-    assert one.time_us == pytest.approx(every.time_us, rel=0.01)
-    assert link_bytes(one) == link_bytes(every)
-    read, read_by_one = (
-        [core.hbm_read_bytes for each in found.classes for core in each.run.cores for _ in each.devices]
-        for found in (every, one)
-    )
-    assert max(read) == pytest.approx(max(read_by_one), rel=0.01)
-
-
-def test_devices_that_find_their_partners_by_branches_go_on_together(pool) -> None:
-    one = simulated(pool, "collective-permute of pairs", "v6e", "4x8")
-    every = simulated(pool, "collective-permute of pairs", "v6e", "4x8", one_for_all=False)
-    assert one.way.startswith("one device for all")
-    assert link_bytes(one) == link_bytes(every)
-    # Some ways through the branches are longer than others, by cycles.
-    assert one.time_us == pytest.approx(every.time_us, rel=0.02)
-
-
-# A group's ring goes there on every other chip and back on the rest: eight ways to the next, of which six are two hops.
 def test_chips_find_their_neighbours_by_tables_of_routes(pool) -> None:
     def gather(devices: Any) -> Mesh:
         return Mesh(np.array(sorted(devices, key=lambda device: device.id)).reshape(8, 4), ("y", "x"))
@@ -277,35 +120,6 @@ def test_on_a_torus_neighbours_are_looked_up(pool) -> None:
     assert run.way == "one device for all"
     expected = {(y * 16 + x, y * 16 + (x + 1) % 16): BLOCK_BYTES for y in range(16) for x in range(16)}
     assert link_bytes(run) == expected
-
-
-def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MAX_COPIES", 4)
-    assert simulated(pool, "all-to-all", "v6e", "2x4").way == "all devices"  # which nothing can represent
-    monkeypatch.setattr(run, "MAX_COPIES_APART", 4)
-    with pytest.raises(TooManyCopiesError, match=r"send each other \d+ copies or more"):
-        simulated(pool, "all-to-all", "v6e", "2x4")
-    one = simulated(pool, "all-gather", "v6e", "2x4")  # of which one device stands for all
-    assert one.way == "one device for all"
-    slowest = simulated(pool, "collective-permute", "v6e", "2x4")  # some devices send further than others
-    assert slowest.way == "one device for all, as slow as the slowest"
-    monkeypatch.undo()
-    every = simulated(pool, "collective-permute", "v6e", "2x4")
-    assert every.way == "all devices"
-    assert every.time_us <= slowest.time_us <= 1.1 * every.time_us
-
-
-def test_what_is_not_understood_is_said_once(pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise SimulationError("not understood")
-
-    def not_again(*_: object) -> None:
-        raise AssertionError("all devices are simulated only where they differ")
-
-    monkeypatch.setattr(run, "_run_all", not_again)
-    monkeypatch.setattr(Sequencer, "signal_any", broken)
-    with pytest.raises(SimulationError, match="not understood"):
-        simulated(pool, "all-gather", "v6e", "2x2")
 
 
 def test_half_the_bytes_of_an_all_gather_go_each_way(pool) -> None:

@@ -1,0 +1,144 @@
+"""One device that stands for all of a slice, or is as slow as the slowest: against all devices, executed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+from slice_programs import (
+    ALL,
+    in_order,
+    link_bytes,
+    on_tensor_cores,
+    simulated,
+)
+
+from systolic.chips import SliceShape, chip
+from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
+from systolic.simulator import SimulationError
+from systolic.simulator.errors import TooManyCopiesError
+from systolic.simulator.sequencer import Sequencer
+from systolic.simulator.slice import run
+from systolic.simulator.slice.routes import Routes
+from systolic.timing import prepare_program, target_of
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(max_workers=1) as made:
+        yield made
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("name", "chip_name", "extents"),
+    [
+        ("all-gather", "v6e", "2x4"),
+        ("all-gather", "v6e", "4x4"),
+        ("all-gather", "v7x", "2x2x1"),
+        ("all-gather", "v5p", "2x2x1"),
+        ("all-gather", "v6e", "4x8"),
+        ("all-reduce", "v5e", "2x4"),
+        ("ring all-gather", "v6e", "2x8"),
+        ("reduce-scatter", "v6e", "2x2"),
+        ("collective-permute", "v7x", "2x2x1"),
+    ],
+)
+def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extents) -> None:
+    one = simulated(pool, name, chip_name, extents)
+    every = simulated(pool, name, chip_name, extents, one_for_all=False)
+    assert every.way == "all devices"
+    if one.way == "all devices":  # then it would have been wrong
+        assert len(every.classes) > 1 or name == "reduce-scatter"
+    assert dataclasses.replace(one, way="all devices") == every
+
+
+@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v5p", "2x2x1")])
+def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
+    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
+) -> None:
+    every = simulated(pool, "reduce-scatter", chip_name, extents, one_for_all=False)
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    one = simulated(pool, "reduce-scatter", chip_name, extents)
+    assert one.way == "one device for all, as slow as the slowest"
+    assert one.devices == every.devices
+    shape = SliceShape.parse(chip(chip_name), extents)
+    routes = Routes(shape)
+    farthest_us = max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
+    # How far devices can be apart behind a barrier: the first one's signals need so long for the last.
+    assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "4x4"), ("v5e", "4x4"), ("v5p", "2x2x2"), ("v7x", "2x2x2")])
+def test_what_devices_read_in_other_orders_takes_all_as_long(
+    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
+) -> None:
+    """Arrays that do not make as many equal pieces as there are devices: which comes next is a matter of predicates."""
+    fn = ShardedFunction(
+        fn=lambda *parts: lax.psum(parts, ALL),
+        mesh=in_order,
+        in_specs=(PartitionSpec(),) * 3,
+        out_specs=PartitionSpec(),
+    )
+    shapes = ((1000, 8, 128), (3, 256, 1000), (500, 8, 128))
+    arguments = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    known = on_tensor_cores(chip_name)
+    shape = SliceShape.parse(known, extents)
+    program = submit_compilation(pool, fn, arguments, target_of(known, shape), cache=None).result()
+    prepared = prepare_program(program, known)
+    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    one = prepared.run_slice(shape, program.assignment, chip=known)
+    assert one.way == "one device for all, as slow as the slowest"
+    assert one.time_us == pytest.approx(every.time_us, rel=0.01)
+    assert link_bytes(one) == link_bytes(every)
+    read, read_by_one = (
+        [core.hbm_read_bytes for each in found.classes for core in each.run.cores for _ in each.devices]
+        for found in (every, one)
+    )
+    assert max(read) == pytest.approx(max(read_by_one), rel=0.01)
+
+
+def test_devices_that_find_their_partners_by_branches_go_on_together(pool) -> None:
+    one = simulated(pool, "collective-permute of pairs", "v6e", "4x8")
+    every = simulated(pool, "collective-permute of pairs", "v6e", "4x8", one_for_all=False)
+    assert one.way.startswith("one device for all")
+    assert link_bytes(one) == link_bytes(every)
+    # Some ways through the branches are longer than others, by cycles.
+    assert one.time_us == pytest.approx(every.time_us, rel=0.02)
+
+
+# A group's ring goes there on every other chip and back on the rest: eight ways to the next, of which six are two hops.
+def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MAX_COPIES", 4)
+    assert simulated(pool, "all-to-all", "v6e", "2x4").way == "all devices"  # which nothing can represent
+    monkeypatch.setattr(run, "MAX_COPIES_APART", 4)
+    with pytest.raises(TooManyCopiesError, match=r"send each other \d+ copies or more"):
+        simulated(pool, "all-to-all", "v6e", "2x4")
+    one = simulated(pool, "all-gather", "v6e", "2x4")  # of which one device stands for all
+    assert one.way == "one device for all"
+    slowest = simulated(pool, "collective-permute", "v6e", "2x4")  # some devices send further than others
+    assert slowest.way == "one device for all, as slow as the slowest"
+    monkeypatch.undo()
+    every = simulated(pool, "collective-permute", "v6e", "2x4")
+    assert every.way == "all devices"
+    assert every.time_us <= slowest.time_us <= 1.1 * every.time_us
+
+
+def test_what_is_not_understood_is_said_once(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise SimulationError("not understood")
+
+    def not_again(*_: object) -> None:
+        raise AssertionError("all devices are simulated only where they differ")
+
+    monkeypatch.setattr(run, "_run_all", not_again)
+    monkeypatch.setattr(Sequencer, "signal_any", broken)
+    with pytest.raises(SimulationError, match="not understood"):
+        simulated(pool, "all-gather", "v6e", "2x2")
