@@ -8,7 +8,7 @@
 The kernels are in files of their own. They leave out the array of gathered rows, and none is faster than step 1: what
 they save is 64 MiB across HBM, and what they add is work for each row. A core starts copies one after another, and its
 matrix units wait meanwhile. Two buffers hide the time for which copies are under way, which is the smaller part. Loads
-from VMEM take less time than copies, and XLA's gather has x in VMEM too.
+from VMEM take less time than copies. On v5e and v6e XLA's gather has x in VMEM too.
 
 So `systolic.moe` does not fuse the gather: a kernel copies rows in the order of experts, reading them from VMEM.
 
