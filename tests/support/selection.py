@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 _ALL_EXAMPLES = 100  # Hypothesis' own default
-_EXHAUSTIVE_EXAMPLES = 60  # so that all tests of `.ci/run` take less than 45 minutes
+_EXHAUSTIVE_EXAMPLES = 40  # so that all tests of `.ci/run` take less than 45 minutes
 
 
 def register_profiles() -> None:

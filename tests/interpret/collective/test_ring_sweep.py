@@ -48,6 +48,8 @@ test()
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("devices", [2, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (4, 8))])
+@pytest.mark.parametrize(
+    "devices", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.exhaustive)]
+)
 def test_any_product_is_exact_and_has_no_race(tmp_path: Path, devices: int) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, str(devices), str(examples(40 // devices)), devices=devices)

@@ -15,7 +15,6 @@ def pool():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", PRODUCTS, ids=lambda part: part.name)
 def test_on_eight_devices(pool: WorkerPool, part: RingPart) -> None:
     outcome = run_virtually(pool, part, chip("v5e")).result()

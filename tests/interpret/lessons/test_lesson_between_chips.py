@@ -13,7 +13,7 @@ from systolic.chips import chip
 from systolic.compiler import ShardedFunction, WorkerPool, with_virtual_devices
 from systolic.lessons.between_chips import COLLECTIVES
 from systolic.lessons.kernels.rings import RING, all_gather, in_ring_order, reduce_scatter, ring_of
-from systolic.lessons.on_ring import run_virtually
+from systolic.lessons.on_ring import RingPart, run_virtually
 from systolic.timing import Call
 
 SPEC = PartitionSpec(RING)
@@ -26,25 +26,36 @@ def pool():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("one", COLLECTIVES, ids=lambda one: one.name)
-def test_on_eight_devices(pool: WorkerPool, one) -> None:
-    outcome = run_virtually(pool, one, chip("v5e")).result()
-    found = {each.rule for each in outcome.findings if each.grade == "error"}
+@pytest.mark.parametrize(
+    "collective",
+    # Half of both ways is one way.
+    [pytest.param(part, marks=pytest.mark.slow if "one way" in part.name else ()) for part in COLLECTIVES],
+    ids=lambda part: part.name,
+)
+def test_on_eight_devices(pool: WorkerPool, collective: RingPart) -> None:
+    outcome = run_virtually(pool, collective, chip("v5e")).result()
+    rules = {finding.rule for finding in outcome.findings if finding.grade == "error"}
     assert outcome.summary.ran
-    if one.finds:
-        assert one.finds in found
+    if collective.finds:
+        assert collective.finds in rules
     else:
-        assert not found
+        assert not rules
         assert outcome.summary.error is not None
         assert outcome.summary.tolerance is not None
         assert outcome.summary.error <= outcome.summary.tolerance
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("count", [2, 3])  # with two, both neighbours are the same device
-@pytest.mark.parametrize("ways", [(1,), (-1,), (1, -1)], ids=str)
-def test_small_rings(count: int, ways: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("ways", "count"),
+    [
+        ((1,), 2),  # both neighbours are the same device
+        ((1, -1), 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (((1,), 3), ((-1,), 2), ((-1,), 3), ((1, -1), 2))),
+    ],
+    ids=str,
+)
+def test_small_rings(ways: tuple[int, ...], count: int) -> None:
     gathered = functools.partial(all_gather, ways=ways)
     scattered = functools.partial(reduce_scatter, ways=ways)
     rows = 8 * len(ways)
@@ -58,7 +69,7 @@ def test_small_rings(count: int, ways: tuple[int, ...]) -> None:
             task = functools.partial(run_in_worker, reference=reference, seeds=(0, 1))
             x = jax.ShapeDtypeStruct((height, 128), jnp.float32)
             outcome = fresh.submit(with_virtual_devices, count, task, Call.described(fn, (x,), chip("v5e"))).result()
-            assert [each for each in outcome.findings if each.grade != "note"] == []
+            assert [finding for finding in outcome.findings if finding.grade != "note"] == []
             assert outcome.summary.error is not None
             assert outcome.summary.tolerance is not None
             assert outcome.summary.error <= outcome.summary.tolerance
