@@ -1,4 +1,4 @@
-"""`systolic.moe` and `systolic.ragged_all_to_all`. JAX is imported by the first call, so that `import systolic` stays quick."""
+"""`systolic.moe` and `systolic.ragged_all_to_all`. JAX is imported by their first call: `import systolic` is quick."""
 
 from __future__ import annotations
 
@@ -109,18 +109,19 @@ def moe(
 
 
 def ragged_all_to_all(
-    operand: Shaped[Array | np.ndarray, "rows *rest"],
-    output: Shaped[Array | np.ndarray, "out_rows *rest"],
+    operand: Shaped[Array | np.ndarray, "rows ..."],
+    output: Shaped[Array | np.ndarray, "out_rows ..."],
     input_offsets: Int[Array | np.ndarray, " slices"],
     send_sizes: Int[Array | np.ndarray, " slices"],
     output_offsets: Int[Array | np.ndarray, " slices"],
     recv_sizes: Int[Array | np.ndarray, " slices"],
     *,
     axis_name: str,
+    recv_offsets: Int[Array | np.ndarray, " slices"] | None = None,
     collective_id: int | None = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
-) -> Shaped[Array, "out_rows *rest"]:
+) -> Shaped[Array, "out_rows ..."]:
     """Send slices of rows from each device of a mesh axis to each, as `jax.lax.ragged_all_to_all` does.
 
     With s slices for each device, slice i goes to device `i // s`: rows `input_offsets[i]` and following of this
@@ -145,6 +146,8 @@ def ragged_all_to_all(
         `send_sizes`, and all slices have to be within their arrays. As in JAX nothing checks that when the program
         runs: otherwise the result is undefined, and devices may wait forever.
       axis_name: the mesh axis over which rows are sent.
+      recv_offsets: where the slices that this device gets begin in its output, in the order of senders. None: the
+        devices tell each other, by a small all-to-all of `output_offsets`.
       collective_id: the number of the kernel's barrier, as in `systolic.all_gather_matmul`.
       implementation, chip: as in `systolic.all_gather_matmul`.
 
@@ -167,6 +170,7 @@ def ragged_all_to_all(
             send_sizes,
             output_offsets,
             recv_sizes,
+            recv_offsets,
             axis_name=axis_name,
             collective_id=collective_id,
         )

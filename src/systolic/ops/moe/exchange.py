@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.linear import linear
 from systolic.ops.moe.exchange_schedule import ExchangeSchedule, ExchangeSpec
+from systolic.ops.moe.exchange_tables import Slices, tables
 from systolic.ops.moe.kernel.exchange import exchanged
 from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
@@ -27,26 +28,6 @@ from systolic.spec import SpecError
 
 # A kernel moves bits: rows of other dtypes of the same size travel as these.
 _MOVED_AS = {2: "bfloat16", 4: "float32"}
-
-
-class Slices(NamedTuple):
-    """Where slices are, int32 [slices]. Slice i goes to device `i // (slices / devices)`, or comes from there."""
-
-    input_offsets: Array  # in this device's operand
-    send_sizes: Array
-    output_offsets: Array  # of the sent slices, in their receivers' outputs
-    recv_sizes: Array
-    recv_offsets: Array  # of the received slices, in this device's output
-
-    def reversed(self, axis: str) -> Slices:
-        """Return the slices that send all rows back."""
-        return Slices(
-            input_offsets=self.recv_offsets,
-            send_sizes=self.recv_sizes,
-            output_offsets=lax.all_to_all(self.input_offsets, axis, 0, 0, tiled=True),
-            recv_sizes=self.send_sizes,
-            recv_offsets=self.input_offsets,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +44,8 @@ class _Exchange:
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, output = arguments
-        assert x is not None and output is not None  # both have a tangent if one has
+        assert x is not None  # both have a tangent if one has
+        assert output is not None
         pallas, xla = (functools.partial(run, self) for run in (_by_pallas, _by_xla))
 
         def call(x: Array, output: Array, slices: Slices) -> Array:
@@ -134,7 +116,7 @@ def _by_pallas(exchange: _Exchange, x: Array, output: Array, slices: Slices) -> 
     schedule = ExchangeSchedule.of(spec, chip)
     with tracing_for(chip):
         out = exchanged(
-            *_tables(slices, schedule.tiles),
+            *tables(slices, schedule.tiles),
             lax.bitcast_convert_type(exchange.backend.on_tpu(x), moved),
             lax.bitcast_convert_type(padded_out, moved),
             axis_name=exchange.axis,
@@ -169,35 +151,6 @@ def _whole_tiles(rows: Array, least: int) -> Array:
     return rows if count == rows.shape[0] else jnp.pad(rows, [(0, count - rows.shape[0]), (0, 0)])
 
 
-def _tables(slices: Slices, block_tiles: int) -> tuple[Array, Array, Array]:
-    """Return the kernel's tables of slices and of edges, and its counts."""
-
-    def tiles(offsets: Array, sizes: Array) -> tuple[Array, Array, Array]:
-        first, last = offsets // SUBLANES, (offsets + sizes - 1) // SUBLANES
-        return first, last, jnp.where(sizes > 0, last - first + 1, 0)
-
-    begins, sizes = slices.recv_offsets, slices.recv_sizes
-    ends = begins + sizes
-    first, last, arriving = tiles(begins, sizes)
-    head_begin, tail_end = begins % SUBLANES, ends % SUBLANES
-    is_one_tile = first == last
-    head_end = jnp.where(is_one_tile & (tail_end > 0), tail_end, SUBLANES)
-    has_head = (sizes > 0) & ((head_begin > 0) | (head_end < SUBLANES))
-    has_tail = (sizes > 0) & ~is_one_tile & (tail_end > 0)
-    none = jnp.zeros_like(sizes)
-    pairs = (
-        (first, last),
-        (jnp.where(has_head, head_begin, 0), none),
-        (jnp.where(has_head, head_end, 0), jnp.where(has_tail, tail_end, 0)),
-    )
-    tile, begin, end = (jnp.stack(pair, 1).reshape(-1) for pair in pairs)
-    is_same = (tile[:, None] == tile) & (begin < end)
-    edges = jnp.stack([tile, begin, end, is_same.argmax(1).astype(jnp.int32)])
-    sent = tiles(slices.output_offsets, slices.send_sizes)[2]
-    counts = jnp.stack([-(-sent.max() // block_tiles), arriving.sum()])
-    return jnp.stack(slices[:3]), edges, counts
-
-
 def computed(
     backend: Backend, given: Any, output: Any, *offsets_and_sizes: Any, axis_name: Any, collective_id: int | None
 ) -> Array:
@@ -209,20 +162,24 @@ def computed(
             f"operand {x.dtype}{list(x.shape)} and output {output.dtype}{list(output.shape)}; both have to be [rows, "
             "...] of one dtype, with rows of the same shape"
         )
-    arrays = [jnp.asarray(array) for array in offsets_and_sizes]
-    names = Slices._fields[:4]
-    for name, array in zip(names, arrays, strict=True):
+    named = {
+        name: jnp.asarray(array)
+        for name, array in zip(Slices._fields, offsets_and_sizes, strict=True)
+        if array is not None  # recv_offsets
+    }
+    for name, array in named.items():
         if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim != 1:
             raise SpecError(f"{name} of {array.dtype}{list(array.shape)}; it has to be whole numbers, one for a slice")
-    lengths = [array.size for array in arrays]
-    if len(set(lengths)) > 1 or not lengths[0] or lengths[0] % devices:
-        sizes = ", ".join(f"{name}[{length}]" for name, length in zip(names, lengths, strict=True))
+    lengths = {array.size for array in named.values()}
+    if len(lengths) > 1 or 0 in lengths or max(lengths) % devices:
+        sizes = ", ".join(f"{name}[{array.size}]" for name, array in named.items())
         raise SpecError(f"{sizes}; all have the same number of slices, a multiple of {axis_name!r}'s {devices} devices")
     flat = [rows.reshape(rows.shape[0], math.prod(rows.shape[1:])) for rows in (x, output)]
-    arrays = [array.astype(jnp.int32) for array in arrays]
+    if "recv_offsets" not in named:
+        named["recv_offsets"] = lax.all_to_all(named["output_offsets"], axis_name, 0, 0, tiled=True)
+    arrays = [array.astype(jnp.int32) for array in named.values()]
     # Where JAX checks what varies over the mesh, what arrives varies over the axis.
     *arrays, x, flat_output, _ = varying_alike([*arrays, *flat, lax.axis_index(axis_name)])
-    slices = Slices(*arrays, recv_offsets=lax.all_to_all(arrays[2], axis_name, 0, 0, tiled=True))
     number = barrier_number(axis_name) if collective_id is None else collective_id
     exchange = _Exchange(backend=backend, axis=axis_name, collective_id=number)
-    return _exchanged(exchange, x, flat_output, slices).reshape(output.shape)
+    return _exchanged(exchange, x, flat_output, Slices(*arrays)).reshape(output.shape)
