@@ -180,6 +180,5 @@ def computed(
     arrays = [array.astype(jnp.int32) for array in named.values()]
     # Where JAX checks what varies over the mesh, what arrives varies over the axis.
     *arrays, x, flat_output, _ = varying_alike([*arrays, *flat, lax.axis_index(axis_name)])
-    number = barrier_number(axis_name) if collective_id is None else collective_id
-    exchange = _Exchange(backend=backend, axis=axis_name, collective_id=number)
+    exchange = _Exchange(backend=backend, axis=axis_name, collective_id=barrier_number(axis_name, collective_id))
     return _exchanged(exchange, x, flat_output, Slices(*arrays)).reshape(output.shape)
