@@ -89,22 +89,18 @@ np.testing.assert_array_equal(out, tangent)  # it is linear
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("devices", "others", "per_device", "dtype", "kind"),
     [
         (2, 1, 2, "bfloat16", "random"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (
-                (4, 1, 1, "bfloat16", "all rows to one"),
-                (4, 1, 3, "float32", "random"),
-                (2, 2, 1, "int32", "random"),  # over one axis of a mesh with two
-                (4, 1, 1, "float16", "no rows"),
-                (4, 1, 1, "bfloat16", "whole tiles"),
-                (4, 1, 4, "bfloat16", "single rows"),
-                (8, 1, 1, "bfloat16", "random"),
-            )
-        ),
+        (4, 1, 1, "bfloat16", "all rows to one"),
+        (4, 1, 3, "float32", "random"),
+        (2, 2, 1, "int32", "random"),  # over one axis of a mesh with two
+        (4, 1, 1, "float16", "no rows"),
+        (4, 1, 1, "bfloat16", "whole tiles"),
+        (4, 1, 4, "bfloat16", "single rows"),
+        (8, 1, 1, "bfloat16", "random"),
     ],
 )
 def test_rows_of_all_devices_are_where_numpy_puts_them(
