@@ -103,7 +103,7 @@ def _kernel(axis_name: str, spec: ExchangeSpec, tiles: int, fetched: PackedRows,
     _signal_others(refs.passed_sem, device, me, spec.devices)
 
     send_all(device, me, spec, tiles, fetched, sent, refs)
-    of_output = functools.partial(equal_copy, refs.out, refs.recv_sem)
+    of_output = functools.partial(equal_copy, refs.out, refs.recv_sem, device(me))
     by_powers_of_two(refs.counts[1], spec.out_rows // SUBLANES, lambda count: of_output(count).wait_recv())
     _of_merged_edges(refs, lambda edge: old_tile(edge).wait())
     lax.fori_loop(0, 2 * spec.slices, lambda edge, _: _merge(edge, spec, refs), None)
@@ -113,7 +113,7 @@ def _kernel(axis_name: str, spec: ExchangeSpec, tiles: int, fetched: PackedRows,
 
     _of_merged_edges(refs, lambda edge: new_tile(edge).start())
     for slot in range(SEND_SLOTS):
-        wait_for_slot(slot, tiles, refs)
+        wait_for_slot(slot, tiles, device(me), refs)
     _of_merged_edges(refs, lambda edge: new_tile(edge).wait())
     pl.semaphore_wait(refs.passed_sem, spec.devices - 1)
 

@@ -16,7 +16,6 @@ from systolic.ops.moe.exchange_tables import Slice
 from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows, row_codes
 
 _TILE_SHIFT = SUBLANES.bit_length() - 1
-_LOGICAL = pl.DeviceIdType.LOGICAL
 
 
 class ExchangeRefs(NamedTuple):
@@ -39,10 +38,10 @@ class ExchangeRefs(NamedTuple):
     passed_sem: Any  # counts devices that have passed the barrier
 
 
-def equal_copy(ref: Any, semaphore: Any, tiles: int) -> Any:
-    """Return a copy of so many tiles, to wait for."""
+def equal_copy(ref: Any, semaphore: Any, device_id: Any, tiles: int) -> Any:
+    """Return a copy of so many tiles between devices, to wait for one like it."""
     part = ref.at[pl.ds(0, tiles)]
-    return pltpu.make_async_remote_copy(part, part, semaphore, semaphore, device_id=0, device_id_type=_LOGICAL)
+    return pltpu.make_async_remote_copy(part, part, semaphore, semaphore, device_id=device_id)
 
 
 def by_powers_of_two(count: Any, limit: int, act: Callable[[int], None]) -> None:
@@ -53,10 +52,10 @@ def by_powers_of_two(count: Any, limit: int, act: Callable[[int], None]) -> None
         pl.when((count >> bit) & 1 == 1)(functools.partial(act, 1 << bit))
 
 
-def wait_for_slot(slot: Any, tiles: int, refs: ExchangeRefs) -> None:
+def wait_for_slot(slot: Any, tiles: int, device_id: Any, refs: ExchangeRefs) -> None:
     """Wait until what was sent from a slot has left it."""
     # The operand has more tiles than a block.
-    waited = functools.partial(equal_copy, refs.x, refs.send_sem.at[slot])
+    waited = functools.partial(equal_copy, refs.x, refs.send_sem.at[slot], device_id)
     by_powers_of_two(refs.sent_tiles[slot], tiles, lambda count: waited(count).wait_send())
 
 
@@ -131,7 +130,7 @@ def send_all(
         def _sent() -> None:
             fetch(number, block).wait()
             slot = lax.rem(refs.sent_blocks[0], jnp.int32(SEND_SLOTS))
-            wait_for_slot(slot, tiles, refs)
+            wait_for_slot(slot, tiles, device(block.receiver), refs)
             refs.sent_tiles[slot], refs.sent_blocks[0] = block.count, refs.sent_blocks[0] + 1
             _shift(block, lax.rem(number, jnp.int32(FETCH_SLOTS)), slot, fetched, sent, refs)
             _send(block, slot, device(block.receiver), tiles, sent, refs)
