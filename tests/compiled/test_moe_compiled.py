@@ -83,8 +83,8 @@ def test_rows_that_begin_within_tiles_go_to_other_devices(chip: str, topology: s
     targets = np.repeat(np.arange(devices, dtype=np.int32) * size, devices)
 
     def local(x: jax.Array, *slices: jax.Array) -> jax.Array:
-        *slices, arrivals = slices
-        return systolic.ragged_all_to_all(x * 2, x + 1, *slices, axis_name="expert", recv_offsets=arrivals) + 1
+        *places, arrivals = slices
+        return systolic.ragged_all_to_all(x * 2, x + 1, *places, axis_name="expert", recv_offsets=arrivals) + 1
 
     exchange: Any = jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
     given = (*places, targets, places[1], places[0])
