@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
     from systolic.ops.matmul import dot_general, einsum, matmul
-    from systolic.ops.moe import moe
+    from systolic.ops.moe import moe, ragged_all_to_all
     from systolic.ops.moe.plan import MoePlan, plan_moe
     from systolic.ops.moe.spec import MoeSpec
     from systolic.ops.plan import Plan
@@ -102,6 +102,7 @@ __all__ = [
     "plan_moe",
     "prepare",
     "quantize",
+    "ragged_all_to_all",
     "record",
     "simulate",
     "simulate_many",
@@ -135,7 +136,7 @@ _DOORS = {
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
-    "systolic.ops.moe": ("moe",),
+    "systolic.ops.moe": ("moe", "ragged_all_to_all"),
     "systolic.ops.moe.plan": ("MoePlan", "plan_moe"),
     "systolic.ops.moe.spec": ("MoeSpec",),
     "systolic.ops.quantized": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -70,3 +71,26 @@ def test_on_a_mesh_that_is_set_tokens_and_sums_go_round_its_ring() -> None:
     names = [op.name for op in run.slowest.cores[0].ops]
     for kernel in ("ring_products", "scatter_products"):
         assert any(name.startswith(f"systolic_{kernel}") for name in names), names
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("chip", "topology"), [("v5e", "2x2"), ("v6e", "2x2"), ("v7x", "2x2x1")])
+def test_rows_that_begin_within_tiles_go_to_other_devices(chip: str, topology: str) -> None:
+    devices, d, rows = len(systolic.slice_devices(chip, topology)), 256, 512
+    mesh = systolic.slice_mesh(chip, topology, expert=devices)
+    size = rows // devices - 3  # rows that begin and end within tiles
+    places = np.arange(devices * devices, dtype=np.int32) % devices * size, np.full(devices * devices, size, np.int32)
+    targets = np.repeat(np.arange(devices, dtype=np.int32) * size, devices)
+
+    def local(x: jax.Array, *slices: jax.Array) -> jax.Array:
+        *places, arrivals = slices
+        return systolic.ragged_all_to_all(x * 2, x + 1, *places, axis_name="expert", recv_offsets=arrivals) + 1
+
+    exchange: Any = jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+    given = (*places, targets, places[1], places[0])
+    x = jax.ShapeDtypeStruct((devices * rows, d), jnp.bfloat16)
+    program = jax.jit(exchange, in_shardings=NamedSharding(mesh, P("expert")))
+    run = systolic.simulate(program, x, *given, chip=chip, topology=topology)
+    (collective,) = run.collectives
+    assert collective.kind == "pallas"
+    assert any(op.name.startswith("systolic_ragged_all_to_all") for op in run.slowest.cores[0].ops)

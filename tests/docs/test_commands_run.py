@@ -61,7 +61,6 @@ SLOW = (
     "systolic lessons",  # minutes each, where parts are compiled for several chips
     "systolic simulate --json",  # of slices, what compare reads
     "systolic simulate experts.py:layer",  # a large layer on eight devices
-    "systolic simulate exchange.py:exchange",  # all-to-all of large arrays on eight devices
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic run examples/train_mlp.py --chip v6e --no-values",  # weights of real size: minutes of compiling
     "systolic tune",  # up to two minutes
@@ -99,6 +98,7 @@ NOT_RUN = {
     "systolic run examples/train_sharded.py": "JAX has one device in this process; test_run_command.py starts another",
     "systolic bench --suite moe-layer": "nineteen layers of experts, also over eight devices: an hour",
     "python benchmarks/ring_mlp.py": "an MLP and its gradients by five programs on eight chips: half an hour",
+    "python benchmarks/ragged_all_to_all.py": "two exchanges by three programs on eight chips: ten minutes",
     "python benchmarks/step_loss.py": "a loss in three forms on eight chips: ten minutes",
     "python benchmarks/training_steps.py": "whole steps on up to 256 chips: hours",
     "dask": "runs until it is stopped; test_tune_command.py starts both",

@@ -55,6 +55,7 @@ from systolic.compiler.named import (
     named_argument,
 )
 from systolic.compiler.named_calls import check_named_call
+from systolic.compiler.peers import Peers
 from systolic.compiler.pickling import sent_devices
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology

@@ -19,9 +19,11 @@ from systolic.compat.jaxpr_values import Environment, computed, scan_parts, whil
 from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
 from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compat.typical import PRIMITIVE, typical_value
+from systolic.compiler.cut_values import part_of, whole_of
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.invariants import Invariants
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
+from systolic.compiler.peers import Peers
 
 _PALLAS = "pallas_call"
 _JIT = "jit"  # may name absent devices, so its contents are evaluated without it
@@ -65,7 +67,12 @@ def pallas_operands(
 
 
 def device_executions(
-    closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
+    closed_jaxpr: Any,
+    arguments: Sequence[Any],
+    names: Sequence[str],
+    *,
+    partition: int = 0,
+    peers: Peers[DeviceExecutions] | None = None,
 ) -> DeviceExecutions:
     """Return every execution of a Pallas call in a traced function, in order, with the contents of its operands.
 
@@ -74,34 +81,31 @@ def device_executions(
         arguments: its flat arguments: arrays, or objects with only a shape.
         names: names of the arguments, for the reasons.
         partition: number of the device whose operands are returned, if the function is sharded over a mesh.
+        peers: shared by the calls for other devices of the same mesh, so that each is walked once.
 
     A call in a branch or a loop that depends on unknown values is left out.
     """
-    contents = [
-        Deferred.known(np.asarray(argument))
-        if hasattr(argument, "__array__")
-        else Deferred.known(Missing(f"argument {name}, of which only the shape was given", number))
-        for number, (argument, name) in enumerate(zip(arguments, names, strict=True))
-    ]
-    walk = _Walk(partition, Invariants(contents))
-    walk.run(closed_jaxpr, contents, ())
-    return DeviceExecutions(executions=walk.executions, local=walk.chose, complete=not walk.left_out)
+    peers = Peers[DeviceExecutions]() if peers is None else peers
 
+    def walked(partition: int) -> DeviceExecutions:
+        contents = [
+            Deferred.known(np.asarray(argument))
+            if hasattr(argument, "__array__")
+            else Deferred.known(Missing(f"argument {name}, of which only the shape was given", number))
+            for number, (argument, name) in enumerate(zip(arguments, names, strict=True))
+        ]
+        walk = _Walk(partition, Invariants(contents), peers)
+        walk.run(closed_jaxpr, contents, ())
+        return DeviceExecutions(executions=walk.executions, local=walk.chose, complete=not walk.left_out)
 
-class _Cut(Deferred):
-    """A result of all devices of a `jax.shard_map`; this device knows its own part."""
-
-    __slots__ = ("part", "place", "spec")
-
-    def __init__(self, part: Deferred, place: MeshPlace, spec: Sequence[Any]) -> None:
-        super().__init__(lambda: Missing("what the devices of a shard_map compute together"))
-        self.part, self.place, self.spec = part, place, spec
+    return peers.walked(partition, walked)
 
 
 @dataclass(slots=True)
 class _Walk:
     partition: int
     invariants: Invariants
+    peers: Peers[DeviceExecutions]
     executions: list[PallasOperands] = field(default_factory=list)
     place: MeshPlace | None = None  # inside of `jax.shard_map`
     chose: bool = False  # chose what to execute by a value that may differ on other devices
@@ -157,7 +161,7 @@ class _Walk:
         if name == PRIMITIVE:
             return [_known_or(inputs[0], typical_value(equation))]
         if self.place is not None and names_axis(equation):
-            return _missing(equation, f"what other devices give to a {name}")
+            return self.peers.received(equation, inputs, path, self.place, self.partition)
         if name != _JIT and not any(map(self._follows, functions_inside(equation))):
             return self.invariants.once(id(equation), inputs, lambda: _evaluated(equation, inputs))
         if name == "scan":
@@ -188,11 +192,11 @@ class _Walk:
                 for number, (value, spec) in enumerate(zip(values, specs, strict=True))
             ]
 
-        inside = _Walk(self.partition, self.invariants, self.executions, place)
-        outputs = inside.run(params["jaxpr"], made_of(inputs, params["in_specs"], _part), path)
+        inside = _Walk(self.partition, self.invariants, self.peers, self.executions, place)
+        outputs = inside.run(params["jaxpr"], made_of(inputs, params["in_specs"], part_of), path)
         self.chose |= inside.chose
         self.left_out |= inside.left_out
-        return made_of(outputs, params["out_specs"], _whole)
+        return made_of(outputs, params["out_specs"], whole_of)
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
@@ -253,18 +257,6 @@ def _used_equations(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[b
             needed[number] = results
             live.update(atom for atom in equation.invars if not is_literal(atom))
     return needed
-
-
-def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
-    """Return a device's part of a value that is cut by a `PartitionSpec`."""
-    if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
-        return applied(lambda part: part, value.part, local=True)
-    return applied(lambda array: place.part(np.asarray(array), spec), value, local=any(spec))
-
-
-def _whole(part: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
-    """Return the value of which a device has a part."""
-    return _Cut(part, place, spec) if any(spec) else part
 
 
 def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:

@@ -30,6 +30,11 @@ class MeshPlace:
             sizes=sizes, at={name: int(index) for name, index in zip(sizes, indices, strict=True)}, mesh=mesh
         )
 
+    def along(self, axis: str) -> list[int]:
+        """Return the partitions of the devices along an axis through this place."""
+        places = (({**self.at, axis: index}) for index in range(self.sizes[axis]))
+        return [int(np.ravel_multi_index(tuple(at.values()), tuple(self.sizes.values()))) for at in places]
+
     def part(self, array: np.ndarray, spec: Sequence[Any]) -> np.ndarray:
         """Return the device's part of an array that is cut by a `PartitionSpec`."""
         for dimension, names in enumerate(spec):

@@ -15,6 +15,7 @@ from systolic.compiler import (
     CompiledProgram,
     DeviceExecutions,
     NamedFunction,
+    Peers,
     Target,
     device_executions,
     topology_of,
@@ -52,11 +53,13 @@ def kernel_contents(
     def traced() -> Any:
         return traced_jaxpr(fn, args, target, settings=settings)
 
+    peers = Peers[DeviceExecutions]()
+
     def executions(partition: int) -> DeviceExecutions:
         jaxpr = traced()
         names = [parameter_name(prepared, number) for number in range(len(values))]
         arguments = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-        return device_executions(jaxpr, arguments, names, partition=partition)
+        return device_executions(jaxpr, arguments, names, partition=partition, peers=peers)
 
     hlo = top_level_hlo(prepared)
     first = KernelContents(hlo, functools.partial(executions, 0))

@@ -68,6 +68,37 @@ def test_what_others_hold_is_missing() -> None:
     np.testing.assert_array_equal(own, SIZES[4:8])
 
 
+def test_offsets_that_devices_tell_each_other_are_known() -> None:
+    def body(sizes):
+        begins = jnp.cumsum(sizes) - sizes
+        arrived = lax.all_to_all(begins, "model", 0, 0, tiled=True)
+        back = lax.all_to_all(arrived, "model", 0, 0, tiled=True)  # needs what the others got
+        stacked = lax.all_to_all(begins.reshape(4, 1), "model", 0, 0)
+        return copied(arrived, back, stacked, lax.all_gather(begins[:2], "model"), lax.psum(begins, "model"))
+
+    table = np.random.default_rng(0).integers(0, 9, (8, 4)).astype(np.int32)  # of all devices
+    cut = P(("data", "model"))
+    *known, summed = operands(sharded(body, cut, out=cut), table.reshape(-1), partition=6)
+    begins = (np.cumsum(table, 1) - table)[4:]  # of the devices with the same place along "data"
+    expected = begins[:, 2], begins[2], begins[:, 2:3], begins[:, :2]
+    for ours, array in zip(known, expected, strict=True):
+        np.testing.assert_array_equal(ours, array)
+    assert isinstance(summed, Missing)
+
+
+def test_rounds_of_a_loop_that_tell_each_other_something_are_not_told_apart() -> None:
+    def body(sizes):
+        def step(carry, _):
+            arrived = lax.all_to_all(carry, "model", 0, 0, tiled=True)
+            return copied(arrived), None
+
+        return lax.scan(step, sizes, length=2)[0]
+
+    jaxpr = jax.make_jaxpr(sharded(body, P("model"), out=P("model")))(SIZES)
+    found = pallas_operands(jaxpr, (SIZES,), ["sizes"], partition=1)
+    assert all(isinstance(call.operands[0].get(), Missing) for call in found)
+
+
 def test_a_shape_is_missing_on_every_device() -> None:
     found = operands(sharded(copied, P("data"), out=P("data")), SHAPE, partition=7)
     assert isinstance(found[0], Missing)

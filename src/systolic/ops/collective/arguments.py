@@ -92,7 +92,7 @@ def canonical(
         axis_name=axis_name,
         devices=devices,
         ring=_ring(ring, axis_name, devices),
-        collective_id=barrier_number(axis_name) if collective_id is None else _collective_id(collective_id),
+        collective_id=barrier_number(axis_name, collective_id),
         precision=precision_named(precision),
         dtype_out=stored_dtype(dtype_out),
         activation=name,
@@ -133,9 +133,17 @@ def axis_ring(axis_name: str, devices: int) -> tuple[int, ...] | None:
     return None if mesh is None else AxisRing(axis_name=axis_name, size=devices)(mesh)
 
 
-def barrier_number(axis_name: str) -> int:
-    """Return the `collective_id` of kernels over an axis of the surrounding `jax.shard_map`."""
-    return _FIRST_COLLECTIVE_ID + get_abstract_mesh().axis_names.index(axis_name)
+def barrier_number(axis_name: str, collective_id: int | None = None) -> int:
+    """Return the `collective_id` of kernels over an axis of the surrounding `jax.shard_map`, unless the caller has one.
+
+    Raises:
+      SpecError: the caller's is not a whole number from 0 up.
+    """
+    if collective_id is None:
+        return _FIRST_COLLECTIVE_ID + get_abstract_mesh().axis_names.index(axis_name)
+    if not isinstance(collective_id, int) or isinstance(collective_id, bool) or collective_id < 0:
+        raise SpecError(f"collective_id={collective_id!r}; use a whole number from 0 up")
+    return collective_id
 
 
 def _quantized(w: Any, kind: Kind, devices: int) -> Quantized:
@@ -170,9 +178,3 @@ def _wire_dtype(name: Any) -> str | None:
     if name not in (None, "int8"):
         raise SpecError(f"wire_dtype={name!r}; use 'int8', or leave it out")
     return name
-
-
-def _collective_id(number: int) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise SpecError(f"collective_id={number!r}; use a whole number from 0 up")
-    return number

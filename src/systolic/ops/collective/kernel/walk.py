@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,15 @@ from jax.sharding import get_abstract_mesh
 DIRECTIONS = (0, 1)
 
 
+def devices_along(axis_name: str) -> Callable[[Any], dict[Any, Any]]:
+    """Return a function of an index on a mesh axis: the id of the device there. Call this outside of conditions."""
+    # JAX would add the indices of the other axes when it lowers the kernel, but cannot where it checks what varies
+    # over the mesh.
+    others = (axis for axis in get_abstract_mesh().axis_names if axis != axis_name)
+    other_indices = {axis: lax.axis_index(axis) for axis in others}
+    return lambda index: {**other_indices, axis_name: index}
+
+
 class Walk:
     """The ring, as one device sees it. `ring_smem` holds the axis indices round the ring.
 
@@ -21,17 +31,13 @@ class Walk:
     """
 
     def __init__(self, axis_name: str, ring_smem: Any, cores: int = 1) -> None:
-        self._axis_name, self._ring_smem, self._count = axis_name, ring_smem, ring_smem.shape[0]
-        self._cores = cores
+        self._ring_smem, self._count, self._cores = ring_smem, ring_smem.shape[0], cores
         me = lax.axis_index(axis_name)
         place = jnp.int32(0)
         for at in range(self._count):
             place = jnp.where(ring_smem[at] == me, jnp.int32(at), place)
         self._place = place
-        # JAX would add the indices of the other axes when it lowers the kernel, but cannot where it checks what varies
-        # over the mesh.
-        others = (axis for axis in get_abstract_mesh().axis_names if axis != axis_name)
-        self._other_indices = {axis: lax.axis_index(axis) for axis in others}
+        self._device = devices_along(axis_name)
 
     def at(self, distance: Any) -> Any:
         """Return the axis index of the device this far to the right; a negative distance goes to the left."""
@@ -47,7 +53,7 @@ class Walk:
 
     def neighbor(self, direction: int) -> dict[Any, Any]:
         """Return the id of the next device along a direction."""
-        return {**self._other_indices, self._axis_name: self.downstream(direction, 1)}
+        return self._device(self.downstream(direction, 1))
 
     def barrier(self) -> None:
         """Wait until all cores of both neighbors are in the kernel too: before that their memory may be in use."""
