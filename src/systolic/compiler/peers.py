@@ -1,4 +1,4 @@
-"""What the devices of a mesh give each other by an all-to-all or an all-gather, such as the offsets of their rows."""
+"""Values that devices of a mesh give each other by an all-to-all or an all-gather, such as offsets of their rows."""
 
 from __future__ import annotations
 
