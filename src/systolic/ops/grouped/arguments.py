@@ -57,8 +57,8 @@ def canonical(
 ) -> Call:
     """Check the arguments; raise SpecError for shapes, dtypes or known sizes of groups that do not match."""
     left = _matrix(lhs, "lhs", 2)
-    rhs, up, rhs_scale = weights_of(rhs, up, left, transpose_rhs=transpose_rhs)
-    right = _matrix(rhs, "rhs", 3)
+    rhs, up, rhs_scale = weights_of(rhs, up, left, transpose_rhs=transpose_rhs, chip=backend.chip)
+    right = _matrix(rhs, "rhs", 3) if rhs_scale is None else rhs
     (m, k), (groups, inner, n) = left.shape, right.shape
     inner, n = (n, inner) if transpose_rhs else (inner, n)
     shapes = f"lhs{list(left.shape)}, rhs{list(right.shape)}{' transposed' if transpose_rhs else ''}"
@@ -68,11 +68,11 @@ def canonical(
         n, rest = divmod(n, 2)
         if rest or up is not None:
             raise SpecError(f"{shapes} and side_by_side: it needs an even number of columns, and no up")
-        rhs_scale = None if rhs_scale is None else jnp.stack(jnp.split(rhs_scale[:, 0], 2, axis=1), axis=1)
+        rhs_scale = None if rhs_scale is None else jnp.concatenate(jnp.split(rhs_scale, 2, axis=2), axis=1)
         if n % WHOLE_BLOCK_COLUMNS:
             right, up = jnp.split(right, 2, axis=1 if transpose_rhs else 2)
             side_by_side = False
-    second = None if up is None else _matrix(up, "up", 3)
+    second = None if up is None else up if rhs_scale is not None else _matrix(up, "up", 3)
     if second is not None and (second.shape, second.dtype) != (right.shape, right.dtype):
         shapes += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
         raise SpecError(f"{shapes}; up needs the shape and dtype of rhs")

@@ -16,7 +16,7 @@ from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend, Implementation
 from systolic.ops.engine.programs import call_options, raced_call, raced_kernel
 from systolic.ops.grouped.api import grouped_matmul
-from systolic.ops.grouped.codes import in_floats
+from systolic.ops.grouped.codes import in_floats, sides_of
 from systolic.ops.grouped.cost import typical_sizes
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
@@ -45,7 +45,7 @@ def programs_of(spec: GroupedSpec, chip: Chip) -> Programs:
     if spec.existing_out:
         arguments.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
     if spec.dtype_rhs:
-        arguments.append(jax.ShapeDtypeStruct((spec.groups, spec.products, spec.n), jnp.float32))
+        arguments.append(jax.ShapeDtypeStruct((spec.groups, spec.products * spec.scale_blocks, spec.n), jnp.float32))
     return Programs(
         computed=spec,
         arguments=(*arguments, _sizes(spec)),
@@ -116,12 +116,13 @@ def _quantized(spec: GroupedSpec, rhs: Array, fused: Fused) -> tuple[Any, dict[s
         return rhs, arrays
 
     def side(codes: Array, scale: Array) -> Quantized:
-        return Quantized(codes, jnp.expand_dims(scale, 2 if spec.transpose_rhs else 1))
+        return Quantized(codes, jnp.moveaxis(scale, 1, 2 if spec.transpose_rhs else 1))
 
+    gate, up_scale = sides_of(scale, spec.products)
     if spec.side_by_side:
-        return side(rhs, scale.reshape(spec.groups, -1)), arrays
-    up = None if fused.up is None else side(fused.up, scale[:, 1])
-    return side(rhs, scale[:, 0]), {**arrays, "up": up}
+        return side(rhs, jnp.concatenate([gate, up_scale], axis=2)), arrays
+    up = None if fused.up is None else side(fused.up, up_scale)
+    return side(rhs, gate), {**arrays, "up": up}
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:

@@ -96,7 +96,7 @@ class GroupedSchedule(_TiledColumns):
             )
 
         def scales(slots: int) -> list[VmemBuffer]:
-            shape = (spec.products, tiles.tile_n)
+            shape = (spec.products * spec.scale_blocks, tiles.tile_n)
             return [_in_lanes("rhs scale", shape, "float32", slots)] if spec.dtype_rhs else []
 
         def out(slots: int) -> VmemBuffer:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.epilogue import apply_epilogue, as_dtype
+from systolic.ops.grouped.codes import in_floats
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.spec import accumulator_dtype
 
@@ -18,6 +19,9 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
+    blocks = 0 if fused.rhs_scale is None else fused.rhs_scale.shape[1]
+    if blocks > (2 if product.side_by_side or fused.up is not None else 1):
+        rhs, fused = in_floats(product, lhs, rhs, fused)
     factors = (None if factor is None else factor.astype(lhs.dtype) for factor in (rhs, fused.up))
     total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in factors)
     assert total is not None

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import apply_epilogue
-from systolic.kernels.registers import block_of, parts_of
+from systolic.kernels.registers import Parts, block_of, parts_of
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.code_blocks import RowBlock
 from systolic.ops.grouped.kernel.product_arrays import At, Buffers, GroupedOperands
@@ -216,29 +216,49 @@ class Steps:
 
     def _scaled(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         total = self._total(rows, slot, product, columns, width, block)
-        scale = self.buffers.rhs_scale
-        return total if scale is None else total * scale[slot, pl.ds(product, 1), columns]
+        if self.buffers.rhs_scale is None or self.spec.scale_blocks > 1:
+            return total
+        return total * self._scale(slot, product, 0, columns)
+
+    def _scale(self, slot: Any, product: int, block: Any, columns: Any) -> Array:
+        """Return the scales of a block of k."""
+        return self.buffers.rhs_scale[slot, pl.ds(product * self.spec.scale_blocks + block, 1), columns]
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
-        """Return a product of a block with `columns` of the weights, over all of k."""
+        """Return a product of a block with `columns` of the weights, over all of k, with the scales of blocks of k."""
         buffers, spec = self.buffers, self.spec
 
         def partial(depth: Any) -> Array:
             tile = (columns, depth) if spec.transpose_rhs else (depth, columns)
             # Quantized weights are exact in the dtype of the rows; scales multiply the sums.
-            weights = buffers.weights[slot, product, *tile].astype(spec.dtype)
+            weights = buffers.weights[slot, product, *tile].astype(spec.dtype_pushed)
             return dot(buffers.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
 
+        def scaled(part: Parts, number: Any) -> Array:
+            """Return the sum of a part of k, a stretch of whole blocks if these have scales."""
+            if spec.scale_blocks == 1:
+                return partial(part.at(number))
+            scale_block = spec.k // spec.scale_blocks
+            first = part.first + number * part.size
+            total = None
+            for begin in range(0, part.size, scale_block):
+                row = first + begin if isinstance(number, int) else pl.multiple_of(first + begin, scale_block)
+                scale = self._scale(slot, product, lax.div(row, scale_block), columns)
+                of_block = partial(pl.ds(row, scale_block)) * scale
+                total = of_block if total is None else total + of_block
+            assert total is not None
+            return total
+
         if buffers.acc is None:
-            return partial(slice(None))
+            return scaled(parts_of(spec.k, spec.k)[0], 0)
         acc = buffers.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
 
-        def add(depth: Any, is_first: Any) -> None:
-            partial_sum = partial(depth)
-            acc[...] = jnp.where(is_first, jnp.zeros_like(partial_sum), acc[...]) + partial_sum
+        def add(number: Any) -> None:
+            partial_sum = scaled(first_part, number)
+            acc[...] = jnp.where(number == 0, jnp.zeros_like(partial_sum), acc[...]) + partial_sum
 
         first_part, *rest = parts_of(spec.k, block.depth)
-        pl.loop(0, first_part.how_many)(lambda index: add(first_part.at(index), index == 0))
+        pl.loop(0, first_part.how_many)(add)
         for later_part in rest:
-            acc[...] += partial(later_part.at(0))
+            acc[...] += scaled(later_part, 0)
         return acc[...]
