@@ -1,7 +1,8 @@
 """The programs of layers of experts: `systolic.moe` against `jax.lax.ragged_dot` with XLA's sorts and gathers.
 
 XLA's program is given the sizes of groups, which it would have to count: a simulation does not know what a router
-sends. With quantized experts it has two forms: scales multiply the matrices, or the rows of the products.
+sends. With quantized experts that have a scale for each column it has two forms: scales multiply the matrices, or the
+rows of the products. Other scales multiply the matrices.
 """
 
 from __future__ import annotations
@@ -29,21 +30,25 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPro
     Arguments are x, the router's logits, gate, up and down, their scales if they are quantized, and XLA's sizes of
     groups.
     """
-    experts, k, n = spec.experts, spec.k, spec.n
-    x = jax.ShapeDtypeStruct((spec.m, k), jnp.dtype(spec.dtype))
+    experts = spec.experts
+    x = jax.ShapeDtypeStruct((spec.m, spec.k), jnp.dtype(spec.dtype))
     logits = jax.ShapeDtypeStruct((spec.m, experts), jnp.float32)
     weights = [
-        jax.ShapeDtypeStruct((experts, *shape), jnp.dtype(spec.dtype_rhs or spec.dtype))
-        for shape in ((k, n), (k, n), (n, k))
+        jax.ShapeDtypeStruct((experts, *shape), jnp.dtype(spec.dtype_rhs or spec.dtype)) for shape in spec.matrices
     ]
-    scales = [jax.ShapeDtypeStruct((experts, 1, matrix.shape[2]), jnp.float32) for matrix in weights]
+    scales = [
+        jax.ShapeDtypeStruct((experts, rows // (spec.rhs_block or rows), columns // spec.scale_columns), jnp.float32)
+        for rows, columns in spec.matrices
+    ]
     sizes = typical_counts(spec.m, spec.top_k, experts).sum(0, dtype=np.int32)
-    forms = {"scales of matrices": functools.partial(plain, spec.top_k, True)} if spec.dtype_rhs else {}
+    of_columns = spec.rhs_block is None and spec.scale_columns == 1
+    has_two = spec.dtype_rhs is not None and of_columns
+    forms = {"scales of matrices": functools.partial(plain, spec.top_k, True)} if has_two else {}
     return RacedPrograms(
         spec=spec,
         arguments=(x, logits, *weights, *(scales if spec.dtype_rhs else ()), sizes),
         ours=functools.partial(_ours, spec.top_k, implementation, chip),
-        xla=functools.partial(plain, spec.top_k, False),
+        xla=functools.partial(plain, spec.top_k, not of_columns),
         xla_forms=forms,
     )
 
@@ -78,7 +83,7 @@ def _product(weights: Sequence[Array], number: int, sizes: Array, scales_matrice
             return multiply(matrices, preferred_element_type=dtype)
         scales = weights[number + 3]
         if scales_matrices:
-            return multiply((matrices.astype(jnp.float32) * scales).astype(dtype), preferred_element_type=dtype)
+            return multiply(Quantized(matrices, scales).dequantize(dtype), preferred_element_type=dtype)
         group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
         total = multiply(matrices.astype(dtype), preferred_element_type=jnp.float32)
         return (total * scales[group, 0]).astype(dtype)

@@ -23,7 +23,12 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
 TOKENS = (128, 2048, 8192)
 SUITE = "moe-layer"
 _SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight devices
-_QUANTIZED = ("qwen3-30b",)  # also with experts in int8
+# Also with quantized experts: the name of the format, its dtype, and the rows and columns that share a scale.
+_SQUARES = ("e4m3/128x128", "float8_e4m3fn", 128, 128)
+_FORMATS = {
+    "qwen3-30b": (("int8", "int8", None, 1), ("e4m3", "float8_e4m3fn", None, 1), _SQUARES, ("int4/128", "int4", 128, 1)),
+    "deepseek-v3": (_SQUARES,),
+}
 _FEW_TOKENS = 512  # up to which HBM binds: each expert multiplies a few rows by all of its weights
 
 
@@ -31,16 +36,26 @@ def moe_layers(dtype: str) -> Iterator[Case]:
     """Yield each layer with each number of tokens, for floats of 16 and 32 bits."""
     if dtype not in ("bfloat16", "float32"):
         return
-    quantized = [(layer, "int8") for layer in LAYERS if layer[0] in _QUANTIZED]
-    layers = [*((layer, None) for layer in LAYERS), *quantized]
+    quantized = [(layer, form) for layer in LAYERS for form in _FORMATS.get(layer[0], ())]
+    layers = [*((layer, ("", None, None, 1)) for layer in LAYERS), *quantized]
     sizes = [
         *itertools.product(layers, TOKENS),
         *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),
     ]
-    for ((model, k, n, experts, top_k), dtype_rhs), m in sizes:
-        group = f"{f'{dtype_rhs} ' if dtype_rhs else ''}layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens"
-        name = f"{model} {f'{dtype_rhs} ' if dtype_rhs else ''}layer"
-        spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, dtype_rhs=dtype_rhs)
+    for ((model, k, n, experts, top_k), (form, dtype_rhs, rhs_block, scale_columns)), m in sizes:
+        group = " ".join(filter(None, (form, f"layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens")))
+        name = " ".join(filter(None, (model, form, "layer")))
+        spec = MoeSpec(
+            m=m,
+            k=k,
+            n=n,
+            experts=experts,
+            top_k=top_k,
+            dtype=dtype,
+            dtype_rhs=dtype_rhs,
+            rhs_block=rhs_block,
+            scale_columns=scale_columns,
+        )
         yield Case(suite=SUITE, group=group, name=f"{name} {m}", spec=spec, series=name)
 
 

@@ -57,7 +57,9 @@ def canonical(
 ) -> Call:
     """Check the arguments; raise SpecError for shapes, dtypes or known sizes of groups that do not match."""
     left = _matrix(lhs, "lhs", 2)
-    rhs, up, rhs_scale = weights_of(rhs, up, left, transpose_rhs=transpose_rhs, chip=backend.chip)
+    rhs, up, rhs_scale = weights_of(
+        rhs, up, left, transpose_rhs=transpose_rhs, side_by_side=side_by_side, chip=backend.chip
+    )
     right = _matrix(rhs, "rhs", 3) if rhs_scale is None else rhs
     (m, k), (groups, inner, n) = left.shape, right.shape
     inner, n = (n, inner) if transpose_rhs else (inner, n)

@@ -10,7 +10,7 @@ from jax import Array, lax
 from systolic.chips import Chip
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.grouped.product import Fused, GroupedProduct
-from systolic.ops.grouped.spec import GroupedSpec, reads_codes
+from systolic.ops.grouped.spec import GroupedSpec, reads_codes, shared_columns
 from systolic.ops.quantized.arguments import is_quantized
 from systolic.ops.quantized.array import Quantized, from_qwix, require_quantized
 from systolic.spec import SpecError
@@ -21,10 +21,12 @@ class Weights(NamedTuple):
 
     rhs: Any
     up: Any
-    scale: Array | None  # float32 [groups, sides · blocks of k, columns], of codes
+    scale: Array | None  # float32 [groups, sides · blocks of k, columns or columns / 128], of codes
 
 
-def weights_of(rhs: Any, up: Any, lhs: Array, *, transpose_rhs: bool, chip: Chip | None) -> Weights:
+def weights_of(
+    rhs: Any, up: Any, lhs: Array, *, transpose_rhs: bool, side_by_side: bool, chip: Chip | None
+) -> Weights:
     """Return codes and scales if the kernel takes them, else quantized sides in floats. Codes are constants.
 
     Args:
@@ -41,7 +43,8 @@ def weights_of(rhs: Any, up: Any, lhs: Array, *, transpose_rhs: bool, chip: Chip
             raise SpecError(
                 f"lhs is {lhs.dtype.name}; next to {name}, which is quantized, it has to be bfloat16 or float32"
             )
-    all_scales = [_column_scales(value, 2 if transpose_rhs else 1, chip) for value in quantized]
+    k_axis, sides = 2 if transpose_rhs else 1, 2 if side_by_side else 1
+    all_scales = [_column_scales(value, k_axis, sides, chip) for value in quantized]
     scales = [scale for scale in all_scales if scale is not None]
     forms = {(value.shape, value.dtype, scale.shape) for value, scale in zip(quantized, scales, strict=False)}
     if len(scales) < len(all_scales) or len(forms) > 1:
@@ -58,8 +61,8 @@ def constant_codes(value: Any) -> Quantized:
     return Quantized(lax.stop_gradient(jnp.asarray(array.values)), jnp.asarray(array.scales))
 
 
-def _column_scales(value: Any, k_axis: int, chip: Chip | None) -> Array | None:
-    """Return the scales of blocks of k, [groups, blocks, n]; None if the kernel does not take the array.
+def _column_scales(value: Any, k_axis: int, sides: int, chip: Chip | None) -> Array | None:
+    """Return the scales of blocks of k, [groups, blocks, n or n / 128]; None if the kernel does not take the array.
 
     With several blocks of k, arrays of a mesh with explicit axes are not taken: axes that cut k would have to cut scales.
     """
@@ -71,8 +74,9 @@ def _column_scales(value: Any, k_axis: int, chip: Chip | None) -> Array | None:
     if blocks > 1 and explicit_mesh([value.values, value.scales]) is not None:
         return None
     scales = jnp.moveaxis(value.scales, k_axis, 1).astype(jnp.float32)
-    groups, n = value.shape[0], value.shape[3 - k_axis]
-    for axis, size in ((0, groups), (2, n)):
+    n = value.shape[3 - k_axis]
+    columns = shared_columns(n // sides, value.blocks[3 - k_axis]) if blocks > 1 else 1
+    for axis, size in ((0, value.shape[0]), (2, n // columns)):
         if scales.shape[axis] != size:
             scales = jnp.repeat(scales, size // scales.shape[axis], axis=axis)
     return scales
@@ -85,6 +89,7 @@ def in_floats(product: GroupedProduct | GroupedSpec, lhs: Array, rhs: Array, fus
     def floats(codes: Array, scale: Array) -> Array:
         if scale.shape[1] > 1:
             scale = jnp.repeat(scale, codes.shape[k_axis] // scale.shape[1], axis=1)
+            scale = jnp.repeat(scale, codes.shape[3 - k_axis] // scale.shape[2], axis=2)
         return (codes.astype(jnp.float32) * jnp.moveaxis(scale, 1, k_axis)).astype(lhs.dtype)
 
     gate, up_scale = sides_of(fused.rhs_scale, 2 if product.side_by_side or fused.up is not None else 1)

@@ -21,7 +21,7 @@ class Fused(NamedTuple):
     up: Any = None  # the second right-hand side, as the first
     residual: Any = None  # [m, n], added to the rows of groups
     existing_out: Any = None  # [m, n]: rows of the result that no group has
-    rhs_scale: Any = None  # float32 [groups, products · blocks of k, n], of quantized right-hand sides
+    rhs_scale: Any = None  # float32 [groups, products · blocks of k, n, or n / 128], of quantized right-hand sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ class GroupedProduct(ActivatedProduct):
             existing_out=fused.existing_out is not None,
             dtype_rhs=None if scale is None else rhs.dtype.name,
             rhs_block=None if blocks == 1 else k // blocks,
+            scale_columns=1 if scale is None else n // scale.shape[2],
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:

@@ -45,7 +45,8 @@ def programs_of(spec: GroupedSpec, chip: Chip) -> Programs:
     if spec.existing_out:
         arguments.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
     if spec.dtype_rhs:
-        arguments.append(jax.ShapeDtypeStruct((spec.groups, spec.products * spec.scale_blocks, spec.n), jnp.float32))
+        shape = (spec.groups, spec.products * spec.scale_blocks, spec.n // spec.scale_columns)
+        arguments.append(jax.ShapeDtypeStruct(shape, jnp.float32))
     return Programs(
         computed=spec,
         arguments=(*arguments, _sizes(spec)),

@@ -84,6 +84,8 @@ class GroupedSchedule(_TiledColumns):
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
             dtype = spec.dtype_accumulator
             fixed.append(VmemBuffer(name="acc", shape=shape, dtype=dtype, copies=1, ref_shape=shape))
+        if spec.scale_columns > 1:
+            fixed.append(_in_lanes("column scale", (spec.products * spec.scale_blocks, tiles.tile_n), "float32"))
 
         def weights(slots: int) -> VmemBuffer:
             matrix = (tiles.tile_n, spec.k) if spec.transpose_rhs else (spec.k, tiles.tile_n)
@@ -96,7 +98,8 @@ class GroupedSchedule(_TiledColumns):
             )
 
         def scales(slots: int) -> list[VmemBuffer]:
-            shape = (spec.products * spec.scale_blocks, tiles.tile_n)
+            columns = tiles.tile_n if spec.scale_columns == 1 else spec.n // spec.scale_columns
+            shape = (spec.products * spec.scale_blocks, columns)
             return [_in_lanes("rhs scale", shape, "float32", slots)] if spec.dtype_rhs else []
 
         def out(slots: int) -> VmemBuffer:

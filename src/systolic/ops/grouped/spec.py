@@ -26,6 +26,14 @@ def reads_codes(dtype: str, k: int, block: int, chip: Chip | None) -> bool:
     return dtype in KERNEL_FORMATS and taken and (block == k or block % LANES == 0)
 
 
+def shared_columns(n: int, block: int) -> int:
+    """Return the columns that share scales of blocks of k as the kernel reads them: those of a register, or each one.
+
+    It makes the scales of columns itself, which may be a hundred times as many.
+    """
+    return LANES if n % LANES == block % LANES == 0 else 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedSizes(OneDtype):
     """The common fields of a product of rows in groups and its gradient: sizes, dtypes and precision."""
@@ -80,10 +88,11 @@ class GroupedSpec(GroupedSizes):
       dtype_rhs: the dtype of quantized right-hand sides, which have scales for each group and column; None: they are of
         `dtype`, without scales.
       rhs_block: rows of k of a column that share a scale, a divisor of k; None: all of them.
+      scale_columns: columns that share scales: 1, or with `rhs_block` 128 if that divides n.
 
     Raises:
-      SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown, or `rhs_block` does not
-        divide k.
+      SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown, or `rhs_block` or
+        `scale_columns` does not fit.
     """
 
     transpose_rhs: bool = False
@@ -96,6 +105,7 @@ class GroupedSpec(GroupedSizes):
     existing_out: bool = False
     dtype_rhs: str | None = None
     rhs_block: int | None = None
+    scale_columns: int = 1
 
     def __post_init__(self) -> None:
         GroupedSizes.__post_init__(self)
@@ -103,6 +113,8 @@ class GroupedSpec(GroupedSizes):
             dtype_bytes(dtype)
         if self.rhs_block is not None and (self.rhs_block < 1 or self.k % self.rhs_block):
             raise SpecError(f"rhs_block={self.rhs_block} does not divide k={self.k}; use a divisor")
+        if self.scale_columns != 1 and (self.scale_columns != LANES or self.n % LANES or self.rhs_block is None):
+            raise SpecError(f"scale_columns={self.scale_columns}; use 1, or {LANES} with rhs_block and such a divisor of n")
 
     @property
     def row_dtypes(self) -> tuple[str, ...]:
@@ -111,7 +123,7 @@ class GroupedSpec(GroupedSizes):
 
     def weights_bytes(self, columns: int) -> int:
         """Return the bytes of columns of a matrix of the right-hand sides, as they are stored, with their scales."""
-        scales = columns * self.scale_blocks * dtype_bytes("float32") if self.dtype_rhs else 0
+        scales = columns // self.scale_columns * self.scale_blocks * dtype_bytes("float32") if self.dtype_rhs else 0
         return format_bytes(self.dtype_rhs or self.dtype, columns * self.k) + scales
 
     @property

@@ -55,6 +55,7 @@ def grouped_product(
         # A row of a few KiB, which the estimate leaves to the compiler's share.
         bias=pltpu.VMEM((schedule.weight_slots, 1, schedule.tile_n), jnp.float32) if spec.bias else None,
         rhs_scale=vmem.get("rhs scale"),
+        column_scale=vmem.get("column scale"),
         residual=vmem.get("residual"),
         acc=vmem.get("acc"),
         out=vmem["out"],

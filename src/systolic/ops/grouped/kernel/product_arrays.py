@@ -14,7 +14,7 @@ class GroupedOperands(NamedTuple):
     row_scale: Any = None  # float32 [m, 1]
     up: Any = None  # as rhs; None: there is no second product, or rhs has its columns too
     residual: Any = None  # [m, n], added last
-    rhs_scale: Any = None  # float32 [groups, products · blocks of k, n]: rhs and up are quantized
+    rhs_scale: Any = None  # float32 [groups, products · blocks of k, n or n / 128]: rhs and up are quantized
     existing: Any = None  # [m, n], which the result is written into
 
 
@@ -26,7 +26,8 @@ class Buffers(NamedTuple):
     scale: Any
     weights: Any
     bias: Any
-    rhs_scale: Any  # [weight_slots, products · blocks of k, tile_n]
+    rhs_scale: Any  # [weight_slots, products · blocks of k, tile_n or n / 128]
+    column_scale: Any  # [products · blocks of k, tile_n]: scales of each column, if columns share them; else None
     residual: Any  # [residual_slots, rows, tile_n], a panel's rows of a tile of columns
     acc: Any  # [products, rows, columns], sums over k of a block, if that takes several stretches of code; else None
     out: Any

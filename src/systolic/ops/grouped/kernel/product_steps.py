@@ -21,6 +21,7 @@ from systolic.ops.grouped.kernel.product_outputs import Outputs, rows_of
 from systolic.ops.grouped.kernel.visits import Field, Groups, list_panels
 from systolic.ops.grouped.schedule import GroupedSchedule
 from systolic.ops.grouped.spec import GroupedSpec
+from systolic.schedule import LANES
 
 Fn = Callable[[Array], Array]
 
@@ -147,7 +148,10 @@ class Steps:
             bias = refs.bias.at[group, :, columns], buffers.bias.at[slot, :, there]
             result.append(pltpu.make_async_copy(*bias, buffers.bias_sem.at[slot]))
         if refs.rhs_scale is not None:
-            scale = refs.rhs_scale.at[group, :, columns], buffers.rhs_scale.at[slot, :, there]
+            if spec.scale_columns > 1:
+                scale = refs.rhs_scale.at[group], buffers.rhs_scale.at[slot]
+            else:
+                scale = refs.rhs_scale.at[group, :, columns], buffers.rhs_scale.at[slot, :, there]
             result.append(pltpu.make_async_copy(*scale, buffers.rhs_scale_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
@@ -161,6 +165,8 @@ class Steps:
         self._copies.wait((number, at))
         slot = self._copies.slot(number)
         size = self._of(at, Field.SIZE)
+        if self.buffers.column_scale is not None:
+            self._scale_columns(at, slot)
 
         largest, *smaller = self.schedule.blocks
         count = lax.div(jnp.maximum(size - largest.above + largest.rows - 1, 0), largest.rows)
@@ -222,7 +228,19 @@ class Steps:
 
     def _scale(self, slot: Any, product: int, block: Any, columns: Any) -> Array:
         """Return the scales of a block of k."""
-        return self.buffers.rhs_scale[slot, pl.ds(product * self.spec.scale_blocks + block, 1), columns]
+        row = pl.ds(product * self.spec.scale_blocks + block, 1)
+        if self.buffers.column_scale is not None:
+            return self.buffers.column_scale[row, columns]
+        return self.buffers.rhs_scale[slot, row, columns]
+
+    def _scale_columns(self, at: At, slot: Any) -> None:
+        """Write the scales of a step's columns, of those that whole registers of columns share."""
+        shared, target = self.buffers.rhs_scale[slot], self.buffers.column_scale
+        number = lax.broadcasted_iota(jnp.int32, shared.shape, 1)
+        first = (self.outputs.first_tile + at.tile) * (self.schedule.tile_n // LANES)
+        for register in range(self.schedule.tile_n // LANES):
+            scale = jnp.where(number == first + register, shared, 0.0).sum(1, keepdims=True)
+            target[:, register * LANES : (register + 1) * LANES] = jnp.broadcast_to(scale, (shared.shape[0], LANES))
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         """Return a product of a block with `columns` of the weights, over all of k, with the scales of blocks of k."""
