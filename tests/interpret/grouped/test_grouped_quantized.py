@@ -1,4 +1,4 @@
-"""Grouped products with codes of int8, in TPU interpret mode beside float64, and their form in floats."""
+"""Grouped products with codes, in TPU interpret mode beside float64, and their form in floats."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from virtual_devices import run_on_virtual_devices
 
 import systolic
 from systolic.compat import races_found
+from systolic.ops.grouped import code_blocks
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import QuantizationError, SpecError
 
@@ -61,6 +62,64 @@ def test_every_form_is_exact(form: str, dtype: str, implementation: Any) -> None
     assert not races_found()
 
 
+DEEP = 384
+DEEP_LHS = RANDOM.integers(-2, 3, (M, DEEP)).astype(np.float32)
+# The dtype of codes, and the rows and columns that share a scale.
+FORMATS = {
+    "e4m3": ("float8_e4m3fn", DEEP, 1),
+    "e5m2": ("float8_e5m2", DEEP, 64),
+    "e4m3 in squares": ("float8_e4m3fn", 128, 128),
+    "int8 in wide blocks": ("int8", 128, 256),
+    "int4 in blocks": ("int4", 128, 1),
+}
+
+
+def coded(name: str) -> tuple[systolic.Quantized, np.ndarray]:
+    """Return codes with scales, and the product with the numbers that they represent."""
+    stored, block, columns = FORMATS[name]
+    codes = RANDOM.integers(-7, 8, (GROUPS, DEEP, N))
+    scales = np.exp2(RANDOM.integers(-3, 3, (GROUPS, DEEP // block, N // columns)))
+    floats = codes * scales.repeat(block, 1).repeat(columns, 2)
+    out = reference.product(DEEP_LHS, floats, SIZES.tolist())
+    return systolic.Quantized(jnp.asarray(codes, stored), scales.astype(np.float32)), out
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("implementation", ["xla", CAREFUL])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_exact(name: str, dtype: str, form: str, implementation: Any) -> None:
+    (gate, expected), (up, expected_up) = coded(name), coded(name)
+    sides: dict[str, dict[str, Any]] = {
+        "one": {"rhs": gate},
+        "transposed": {"rhs": gate.mT},
+        "gated": {"rhs": gate, "up": up},
+        "side by side": {"rhs": jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=2), gate, up)},
+    }
+    options = {**FORMS[form], **sides[form], "preferred_element_type": "float32", "chip": "v6e"}
+    lhs = jnp.asarray(DEEP_LHS, dtype)
+    out = systolic.grouped_matmul(lhs, group_sizes=SIZES, implementation=implementation, **options)
+    if "activation" in options:
+        expected = (np.maximum(expected, 0) * expected_up).astype(np.float32)
+    np.testing.assert_array_equal(out, expected)
+    assert not races_found()
+
+
+@pytest.mark.exhaustive
+def test_several_stretches_of_k_and_tiles_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of code of one block of k add up in VMEM, and a tile has the scales of its own columns."""
+    monkeypatch.setattr(code_blocks, "MAX_BUNDLES", 1)
+    tiles = Tiles(tile_m=32, tile_k=DEEP, tile_n=128)
+    config = KernelConfig(tiles=tiles, subtile_m=16, subtile_n=128, pipeline="manual")
+    for name in ("e4m3 in squares", "int4 in blocks"):
+        rhs, expected = coded(name)
+        options: dict[str, Any] = {"implementation": CAREFUL, "tiles": config, "preferred_element_type": "float32"}
+        out = systolic.grouped_matmul(DEEP_LHS.astype("bfloat16"), rhs, SIZES, chip="v6e", **options)
+        np.testing.assert_array_equal(out, expected)
+    assert not races_found()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("panel", "tile_n", "rows"), [(32, 128, 16), (64, 256, 32)])
 def test_several_panels_and_tiles_of_columns(panel: int, tile_n: int, rows: int) -> None:
@@ -93,7 +152,7 @@ def test_a_derivative_is_that_of_floats() -> None:
 @pytest.mark.exhaustive
 def test_other_formats_are_dequantized_first() -> None:
     floats = np.asarray(GATE.dequantize())
-    for rhs in (systolic.quantize(floats, "e4m3"), systolic.quantize(floats, "int8", block=32)):
+    for rhs in (systolic.quantize(floats, "fp4"), systolic.quantize(floats, "int8", block=32)):
         ours, expected = (
             systolic.grouped_matmul(LHS, side, SIZES, implementation="interpret", precision="highest")
             for side in (rhs, rhs.dequantize())

@@ -94,7 +94,9 @@ def canonical(
     if rows_per_group is not None and operator.index(rows_per_group) < 1:
         raise SpecError(f"rows_per_group={rows_per_group}; use a number from 1 up, or leave it out")
     name, function = activation_of(activation, in_kernel=backend.in_kernel)
-    dtype_out = result_dtype((dtype, dtype), (given_dtype(lhs, "lhs"), given_dtype(rhs, "rhs")), preferred_element_type)
+    stored = given_dtype(lhs, "lhs")
+    dtypes = (stored, given_dtype(rhs, "rhs") if rhs_scale is None else stored)
+    dtype_out = result_dtype((dtype, dtype), dtypes, preferred_element_type)
     if preferred_element_type is None and dtype_out == "int32" and (side_by_side or second is not None):
         dtype_out = "float32"
     product = GroupedProduct(
