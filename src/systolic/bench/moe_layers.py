@@ -26,7 +26,12 @@ _SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight de
 # Also with quantized experts: the name of the format, its dtype, and the rows and columns that share a scale.
 _SQUARES = ("e4m3/128x128", "float8_e4m3fn", 128, 128)
 _FORMATS = {
-    "qwen3-30b": (("int8", "int8", None, 1), ("e4m3", "float8_e4m3fn", None, 1), _SQUARES, ("int4/128", "int4", 128, 1)),
+    "qwen3-30b": (
+        ("int8", "int8", None, 1),
+        ("e4m3", "float8_e4m3fn", None, 1),
+        _SQUARES,
+        ("int4/128", "int4", 128, 1),
+    ),
     "deepseek-v3": (_SQUARES,),
 }
 _FEW_TOKENS = 512  # up to which HBM binds: each expert multiplies a few rows by all of its weights

@@ -90,7 +90,9 @@ def _code_depth(k: int, most: int, multiple: int) -> int:
 def _scaled_share(spec: GroupedSpec, chip: Chip) -> float:
     """Return the code of a block of k whose sums are scaled, over that of a sum without scales."""
     scale_block = spec.k // spec.scale_blocks
-    return max(chip.machine.mxu_rows / scale_block, 1.0) + macs_per_cycle(spec.dtype, chip) * scale_cycles(1) / scale_block
+    return (
+        max(chip.machine.mxu_rows / scale_block, 1.0) + macs_per_cycle(spec.dtype, chip) * scale_cycles(1) / scale_block
+    )
 
 
 def scale_cycles(numbers: float) -> float:

@@ -24,9 +24,7 @@ class Weights(NamedTuple):
     scale: Array | None  # float32 [groups, sides · blocks of k, columns or columns / 128], of codes
 
 
-def weights_of(
-    rhs: Any, up: Any, lhs: Array, *, transpose_rhs: bool, side_by_side: bool, chip: Chip | None
-) -> Weights:
+def weights_of(rhs: Any, up: Any, lhs: Array, *, transpose_rhs: bool, side_by_side: bool, chip: Chip | None) -> Weights:
     """Return codes and scales if the kernel takes them, else quantized sides in floats. Codes are constants.
 
     Args:
@@ -64,7 +62,7 @@ def constant_codes(value: Any) -> Quantized:
 def _column_scales(value: Any, k_axis: int, sides: int, chip: Chip | None) -> Array | None:
     """Return the scales of blocks of k, [groups, blocks, n or n / 128]; None if the kernel does not take the array.
 
-    With several blocks of k, arrays of a mesh with explicit axes are not taken: axes that cut k would have to cut scales.
+    With several blocks of k, arrays of a mesh with explicit axes are not taken: what cuts k would have to cut scales.
     """
     if not isinstance(value, Quantized) or value.ndim != 3 or 0 in value.shape:
         return None

@@ -15,8 +15,7 @@ import numpy as np
 from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
-from systolic.cost.roofline import mxu_rows_per_cycle
-from systolic.ops.grouped.code_blocks import RowBlock, scale_cycles
+from systolic.ops.grouped.cycles import block_cycles, product_cycles
 from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, registers_rows
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule import LANES, KernelConfig, Tiles
@@ -94,7 +93,7 @@ def product_time(
     weights_bytes = schedule.cores * spec.weights_bytes(schedule.tile_n)  # cores share HBM
     weights_us = spec.products * _copy_us(weights_bytes, spec.k // 8 if strided else 1, chip)
     blocks = {
-        block.rows: _product_cycles(spec, block, chip)
+        block.rows: product_cycles(spec, block, chip)
         * (spec.products * -(-spec.k // block.depth) * -(-schedule.tile_n // block.columns))
         for block in schedule.blocks
     }
@@ -136,7 +135,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     tiles = schedule.grid_k * schedule.core_n
     blocks_of_tile = -(-schedule.tile_k // schedule.block_k) * -(-schedule.tile_n // schedule.block_n)
     depths = {
-        depth: blocks_of_tile * _block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
+        depth: blocks_of_tile * block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
         for depth in schedule.depths
     }
     store_us = _copy_us(schedule.cores * schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
@@ -273,38 +272,6 @@ def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
         result += [size] * count
         rows -= count * size
     return result
-
-
-def _product_cycles(spec: GroupedSpec, block: RowBlock, chip: Chip) -> float:
-    """Return the cycles of one stretch of straight code of a product, which may scale the sums of blocks of k."""
-    cycles = _block_cycles(spec, block.rows, block.depth, block.columns, chip, spec.rhs_block, spec.dtype_pushed)
-    if spec.scale_blocks == 1:
-        return cycles
-    return max(cycles, scale_cycles(block.rows * block.columns * block.depth * spec.scale_blocks / spec.k))
-
-
-def _block_cycles(
-    spec: GroupedSpec | GroupedGradientSpec,
-    rows: int,
-    depth: int,
-    columns: int,
-    chip: Chip,
-    summed: int | None = None,
-    pushed: str = "",
-) -> float:
-    """Return the cycles of one stretch of straight code: the rows of each tile of weights, and delaying pushes.
-
-    Args:
-      summed: the most of `depth` that one sum has; None: all.
-      pushed: dtype of the weights in the matrix units; "": that of the rows.
-    """
-    machine, estimate = chip.machine, chip.step_estimate
-    deep = min(machine.mxu_rows, summed or depth)
-    tiles = -(-depth // deep) * -(-columns // machine.mxu_columns) / machine.mxu_count
-    registers = deep * machine.mxu_columns * dtype_bytes(pushed or spec.dtype) / 4096
-    products = max(rows / mxu_rows_per_cycle(spec.dtype, chip), estimate.weight_cycles)
-    ends = estimate.fill_cycles + estimate.drain_cycles_per_row * rows
-    return ends + spec.passes * tiles * (products + registers * machine.weight_push_cycles)
 
 
 def _copy_us(size_bytes: float, runs: int, chip: Chip) -> float:

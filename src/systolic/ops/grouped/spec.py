@@ -114,7 +114,9 @@ class GroupedSpec(GroupedSizes):
         if self.rhs_block is not None and (self.rhs_block < 1 or self.k % self.rhs_block):
             raise SpecError(f"rhs_block={self.rhs_block} does not divide k={self.k}; use a divisor")
         if self.scale_columns != 1 and (self.scale_columns != LANES or self.n % LANES or self.rhs_block is None):
-            raise SpecError(f"scale_columns={self.scale_columns}; use 1, or {LANES} with rhs_block and such a divisor of n")
+            raise SpecError(
+                f"scale_columns={self.scale_columns}; use 1, or {LANES} with rhs_block and such a divisor of n"
+            )
 
     @property
     def row_dtypes(self) -> tuple[str, ...]:
