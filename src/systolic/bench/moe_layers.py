@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from systolic.bench.cases import EXPERT, Case
 from systolic.bench.contests import MoeSliceContest
@@ -23,14 +24,16 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
 TOKENS = (128, 2048, 8192)
 SUITE = "moe-layer"
 _SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight devices
-# Also with quantized experts: the name of the format, its dtype, and the rows and columns that share a scale.
-_SQUARES = ("e4m3/128x128", "float8_e4m3fn", 128, 128)
-_FORMATS = {
+# Also with quantized experts, by the name of the format. A square of 128 × 128 shares a scale in DeepSeek-V3.
+_SQUARES = ("e4m3/128x128", {"dtype_rhs": "float8_e4m3fn", "rhs_block": 128, "scale_columns": 128})
+_W8A8 = ("w8a8", {"dtype_rhs": "int8", "quantize_lhs": "int8"})
+_FORMATS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "mixtral-8x7b": (_W8A8,),
     "qwen3-30b": (
-        ("int8", "int8", None, 1),
-        ("e4m3", "float8_e4m3fn", None, 1),
+        ("int8", {"dtype_rhs": "int8"}),
+        ("e4m3", {"dtype_rhs": "float8_e4m3fn"}),
         _SQUARES,
-        ("int4/128", "int4", 128, 1),
+        ("int4/128", {"dtype_rhs": "int4", "rhs_block": 128}),
     ),
     "deepseek-v3": (_SQUARES,),
 }
@@ -42,25 +45,15 @@ def moe_layers(dtype: str) -> Iterator[Case]:
     if dtype not in ("bfloat16", "float32"):
         return
     quantized = [(layer, form) for layer in LAYERS for form in _FORMATS.get(layer[0], ())]
-    layers = [*((layer, ("", None, None, 1)) for layer in LAYERS), *quantized]
+    layers = [*((layer, ("", {})) for layer in LAYERS), *quantized]
     sizes = [
         *itertools.product(layers, TOKENS),
         *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),
     ]
-    for ((model, k, n, experts, top_k), (form, dtype_rhs, rhs_block, scale_columns)), m in sizes:
+    for ((model, k, n, experts, top_k), (form, quantized_as)), m in sizes:
         group = " ".join(filter(None, (form, f"layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens")))
         name = " ".join(filter(None, (model, form, "layer")))
-        spec = MoeSpec(
-            m=m,
-            k=k,
-            n=n,
-            experts=experts,
-            top_k=top_k,
-            dtype=dtype,
-            dtype_rhs=dtype_rhs,
-            rhs_block=rhs_block,
-            scale_columns=scale_columns,
-        )
+        spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, **quantized_as)
         yield Case(suite=SUITE, group=group, name=f"{name} {m}", spec=spec, series=name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ M, K, N, GROUPS = 64, 128, 256, 4
 SIZES = np.array([13, 0, 22, 5])
 RANDOM = np.random.default_rng(0)
 LHS = RANDOM.integers(-2, 3, (M, K)).astype(np.float32)
+COTANGENT = RANDOM.normal(size=(M, N)).astype(np.float32)
 
 
 def weights(scale_groups: int = GROUPS, scale_columns: int = N) -> systolic.Quantized:
@@ -60,6 +62,50 @@ def test_every_form_is_exact(form: str, dtype: str, implementation: Any) -> None
         expected = (np.maximum(expected, 0) * product(UP)).astype(np.float32)
     np.testing.assert_array_equal(out, expected)
     assert not races_found()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("implementation", ["xla", CAREFUL])
+@pytest.mark.parametrize(("codes", "block", "columns"), [("int8", 384, 1), ("int4", 128, 1), ("int8", 128, 128)])
+def test_quantized_rows_are_multiplied_as_integers(codes: str, block: int, columns: int, implementation: Any) -> None:
+    rhs = systolic.Quantized(
+        jnp.asarray(RANDOM.integers(-7, 8, (GROUPS, DEEP, N)), codes),
+        np.exp2(RANDOM.integers(-3, 3, (GROUPS, DEEP // block, N // columns))).astype(np.float32),
+    )
+    lhs = RANDOM.normal(size=(M, DEEP)).astype(np.float32)
+    lhs[SIZES.sum() :] = np.nan
+    rows = systolic.quantize(jnp.asarray(lhs), axis=-1)
+    represented = np.nan_to_num(np.asarray(rows.values, np.float64) * np.asarray(rows.scales, np.float64))
+    floats = np.asarray(rhs.dequantize(), np.float64)
+    scale = np.linspace(1, 2, M, dtype=np.float32)
+    bias = RANDOM.normal(size=(GROUPS, N)).astype(np.float32)
+    out = systolic.grouped_matmul(
+        lhs, rhs, SIZES, quantize_lhs="int8", bias=bias, row_scale=scale, implementation=implementation, chip="v6e"
+    )
+    total = reference.product(represented, floats, SIZES.tolist())
+    total[: SIZES.sum()] += bias.repeat(SIZES, 0)
+    # Sums of integers are exact; then a few roundings.
+    np.testing.assert_allclose(out, total * scale[:, None], rtol=1e-6, atol=2e-6 * np.abs(total).max())
+    assert not races_found()
+
+
+@pytest.mark.exhaustive
+def test_a_derivative_ignores_the_rounding_of_rows() -> None:
+    def total(lhs: Any, **options: Any) -> Any:
+        return (systolic.grouped_matmul(lhs, GATE, SIZES, implementation="xla", **options) * COTANGENT).sum()
+
+    lhs = RANDOM.normal(size=(M, K)).astype(np.float32)
+    quantized, plain = jax.grad(functools.partial(total, quantize_lhs="int8"))(lhs), jax.grad(total)(lhs)
+    np.testing.assert_allclose(quantized, plain, rtol=1e-5, atol=1e-5 * np.abs(plain).max())
+
+
+@pytest.mark.exhaustive
+def test_rows_in_other_formats_are_rounded_and_multiplied_as_floats() -> None:
+    options: dict[str, Any] = {"implementation": "interpret", "chip": "v6e", "precision": "highest"}
+    for name in ("e4m3", "int4"):
+        rounded = np.asarray(systolic.fake_quantize(jnp.asarray(LHS), name, axis=-1))
+        expected = systolic.grouped_matmul(rounded, GATE, SIZES, **options)
+        np.testing.assert_array_equal(systolic.grouped_matmul(LHS, GATE, SIZES, quantize_lhs=name, **options), expected)
 
 
 DEEP = 384
@@ -165,6 +211,8 @@ def test_other_formats_are_dequantized_first() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(SpecError, match="lhs is int8; next to rhs, which is quantized"):
         systolic.grouped_matmul(LHS.astype(np.int8), GATE, SIZES)
+    with pytest.raises(SpecError, match="without quantized matrices"):
+        systolic.grouped_matmul(LHS, GATE.dequantize(), SIZES, quantize_lhs="int8")
     with pytest.raises(SpecError, match="up needs the shape"):
         systolic.grouped_matmul(LHS, GATE, SIZES, up=UP.mT)
     with pytest.raises(QuantizationError, match="values are float32"):

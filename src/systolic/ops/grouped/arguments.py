@@ -16,8 +16,9 @@ from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
 from systolic.ops.engine.precision import precision_named
 from systolic.ops.engine.shapes import WHOLE_BLOCK_COLUMNS
-from systolic.ops.grouped.codes import weights_of
+from systolic.ops.grouped.codes import quantized_rows, weights_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
+from systolic.ops.quantized.arguments import is_quantized
 from systolic.spec import SpecError
 
 
@@ -50,13 +51,14 @@ def canonical(
     residual: Any,
     existing_out: Any,
     transpose_rhs: bool,
+    quantize_lhs: Any,
     precision: Any,
     preferred_element_type: Any,
     rows_per_group: int | None,
     backend: Backend,
 ) -> Call:
     """Check the arguments; raise SpecError for shapes, dtypes or known sizes of groups that do not match."""
-    left = _matrix(lhs, "lhs", 2)
+    left, given_rhs = _matrix(lhs, "lhs", 2), rhs
     rhs, up, rhs_scale = weights_of(
         rhs, up, left, transpose_rhs=transpose_rhs, side_by_side=side_by_side, chip=backend.chip
     )
@@ -83,6 +85,11 @@ def canonical(
     left = left.astype(dtype)
     if rhs_scale is None:
         right, second = right.astype(dtype), None if second is None else second.astype(dtype)
+    row_format = None
+    if quantize_lhs is not None:
+        if not any(map(is_quantized, (given_rhs, up))):
+            raise SpecError(f"quantize_lhs={quantize_lhs!r} without quantized matrices; leave it out")
+        left, row_format = quantized_rows(left, quantize_lhs, right, rhs_scale, backend.chip)
     sizes = _sizes(group_sizes, m)
     group_count = sizes.shape[0]
     if group_count < groups or (group_offset is None and group_count != groups):
@@ -106,6 +113,7 @@ def canonical(
         rows_per_group=rows_per_group or max(-(-m // max(group_count, 1)), 1),
         transpose_rhs=transpose_rhs,
         side_by_side=side_by_side,
+        quantize_lhs=row_format,
         activation=name,
         function=function,
     )

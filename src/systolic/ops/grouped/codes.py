@@ -10,9 +10,10 @@ from jax import Array, lax
 from systolic.chips import Chip
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.grouped.product import Fused, GroupedProduct
-from systolic.ops.grouped.spec import GroupedSpec, reads_codes, shared_columns
-from systolic.ops.quantized.arguments import is_quantized
+from systolic.ops.grouped.spec import GroupedSpec, multiplies_codes, reads_codes, shared_columns
+from systolic.ops.quantized.arguments import is_quantized, row_format_named
 from systolic.ops.quantized.array import Quantized, from_qwix, require_quantized
+from systolic.ops.quantized.quantize import fake_quantize
 from systolic.spec import SpecError
 
 
@@ -50,6 +51,24 @@ def weights_of(rhs: Any, up: Any, lhs: Array, *, transpose_rhs: bool, side_by_si
         return Weights(floats[0], None if up is None else floats[1], None)
     codes = [value.values for value in quantized]
     return Weights(codes[0], None if up is None else codes[1], jnp.concatenate(scales, axis=1))
+
+
+def quantized_rows(
+    lhs: Array, name: Any, rhs: Array, scale: Array | None, chip: Chip | None
+) -> tuple[Array, str | None]:
+    """Return rows and the format to which they are to be quantized; None: they are rounded to it here, in floats.
+
+    Args:
+      scale: of rhs, if it holds codes.
+
+    Raises:
+      QuantizationError: rows are not quantized to this format.
+    """
+    row_format = row_format_named(name)
+    codes = None if scale is None or explicit_mesh([lhs, rhs]) is not None else rhs.dtype.name
+    if codes is not None and multiplies_codes(row_format, codes, lhs.shape[1], chip):
+        return lhs, row_format
+    return fake_quantize(lhs, row_format, axis=-1), None
 
 
 def constant_codes(value: Any) -> Quantized:

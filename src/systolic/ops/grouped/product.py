@@ -22,6 +22,7 @@ class Fused(NamedTuple):
     residual: Any = None  # [m, n], added to the rows of groups
     existing_out: Any = None  # [m, n]: rows of the result that no group has
     rhs_scale: Any = None  # float32 [groups, products · blocks of k, n, or n / 128], of quantized right-hand sides
+    lhs_scale: Any = None  # float32 [m], of quantized rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class GroupedProduct(ActivatedProduct):
     rows_per_group: int
     transpose_rhs: bool = False
     side_by_side: bool = False  # rhs has the columns of a second right-hand side after its own
+    quantize_lhs: str | None = None  # the format to which rows of floats are quantized next to codes
     group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are to be cut
 
     @property
@@ -67,6 +69,7 @@ class GroupedProduct(ActivatedProduct):
             existing_out=fused.existing_out is not None,
             dtype_rhs=None if scale is None else rhs.dtype.name,
             rhs_block=None if blocks == 1 else k // blocks,
+            lhs_scale=fused.lhs_scale is not None,
             scale_columns=1 if scale is None else n // scale.shape[2],
         )
 

@@ -75,6 +75,8 @@ class GroupedSchedule(_TiledColumns):
         ]
         if spec.row_scale:
             fixed.append(_in_lanes("row scale", (rows, 1), "float32"))
+        if spec.lhs_scale:
+            fixed.append(_in_lanes("lhs scale", (rows, 1), "float32"))
         residual_slots = min(2, panels * grid_n // cores) if spec.residual else 0
         if spec.residual:
             shape = (tiles.tile_m + config.subtile_m, tiles.tile_n)
@@ -82,7 +84,7 @@ class GroupedSchedule(_TiledColumns):
         blocks = row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
-            dtype = spec.dtype_accumulator
+            dtype = spec.dtype_accumulator if spec.scale_blocks == 1 else "float32"
             fixed.append(VmemBuffer(name="acc", shape=shape, dtype=dtype, copies=1, ref_shape=shape))
         if spec.scale_columns > 1:
             fixed.append(_in_lanes("column scale", (spec.products * spec.scale_blocks, tiles.tile_n), "float32"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.schedule.legality import LANES
-from systolic.spec.dtypes import SpecError, dtype_bytes
+from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, dtype_bytes
 from systolic.spec.formats import format_bytes
 from systolic.spec.matmul import PrecisionName, check_precision, check_sizes
 from systolic.spec.one_dtype import OneDtype
@@ -24,6 +24,21 @@ def reads_codes(dtype: str, k: int, block: int, chip: Chip | None) -> bool:
     operands = None if chip is None else chip.dot_operands
     taken = operands is None or dtype in operands.floats | operands.integers
     return dtype in KERNEL_FORMATS and taken and (block == k or block % LANES == 0)
+
+
+def multiplies_codes(row_format: str, dtype: str, k: int, chip: Chip | None) -> bool:
+    """True if the kernel multiplies rows quantized to a format by codes that it reads, both as they are.
+
+    Args:
+      chip: None: XLA multiplies them.
+    """
+    if chip is not None:
+        taken = chip.dot_operands.floats | chip.dot_operands.integer_pairs
+        if row_format not in taken or row_format not in chip.peak_ops_per_s_per_chip:
+            return False
+    if row_format == "int8":
+        return dtype in ("int8", "int4") and k <= EXACT_INT32_PRODUCTS
+    return row_format == dtype and dtype.startswith("float8") and chip is not None
 
 
 def shared_columns(n: int, block: int) -> int:
@@ -89,6 +104,7 @@ class GroupedSpec(GroupedSizes):
         `dtype`, without scales.
       rhs_block: rows of k of a column that share a scale, a divisor of k; None: all of them.
       scale_columns: columns that share scales: 1, or with `rhs_block` 128 if that divides n.
+      lhs_scale: True if rows are codes of `dtype` with a scale for each row, which multiplies the sums.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown, or `rhs_block` or
@@ -106,6 +122,7 @@ class GroupedSpec(GroupedSizes):
     dtype_rhs: str | None = None
     rhs_block: int | None = None
     scale_columns: int = 1
+    lhs_scale: bool = False
 
     def __post_init__(self) -> None:
         GroupedSizes.__post_init__(self)
@@ -159,7 +176,8 @@ class GroupedSpec(GroupedSizes):
         """Bytes of each row, each matrix of a group that has rows, its scales, the residual, and the result, once."""
         weights_bytes = self.weights_bytes(self.products * self.groups_with_rows * self.n)
         extra_bytes = sum(dtype_bytes(dtype) for dtype in (self.dtype_out, self.residual) if dtype)
-        return self.m * self.k * dtype_bytes(self.dtype) + weights_bytes + self.m * self.n * extra_bytes
+        lhs_bytes = self.m * (self.k * dtype_bytes(self.dtype) + (dtype_bytes("float32") if self.lhs_scale else 0))
+        return lhs_bytes + weights_bytes + self.m * self.n * extra_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Gr
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
     blocks = 0 if fused.rhs_scale is None else fused.rhs_scale.shape[1]
     if blocks > (2 if product.side_by_side or fused.up is not None else 1):
+        if fused.lhs_scale is not None:
+            lhs, fused = lhs * fused.lhs_scale[:, None], fused._replace(lhs_scale=None)
         rhs, fused = in_floats(product, lhs, rhs, fused)
     factors = (None if factor is None else factor.astype(lhs.dtype) for factor in (rhs, fused.up))
     total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in factors)
@@ -53,6 +55,9 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
     if fused.rhs_scale is not None and rows.groups:
         scales = fused.rhs_scale[rows.group]
         total, up = total * scales[:, 0], None if up is None else up * scales[:, 1]
+    if fused.lhs_scale is not None:
+        total, up = (None if part is None else part * fused.lhs_scale[:, None] for part in (total, up))
+        assert total is not None
     out = apply_epilogue(
         total,
         product.dtype_out,

@@ -7,7 +7,7 @@ from typing import Any
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
-from systolic.ops.grouped.spec import GroupedSpec, reads_codes, shared_columns
+from systolic.ops.grouped.spec import GroupedSpec, multiplies_codes, reads_codes, shared_columns
 from systolic.ops.moe.forms import Form, combine_form, ring_us, scatter_form, spread_form
 from systolic.ops.moe.ring_products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
@@ -158,6 +158,23 @@ def _product(
         time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
         parts.append(MoePart(name=f"dequantize {name}", by="XLA", why=why, time_us=time_us))
         dtype_rhs = None
+    row_format = spec.quantize_lhs if dtype_rhs else None
+    if row_format:
+        rows_here, is_multiplied = (
+            spec.m * spec.top_k // spec.devices,
+            multiplies_codes(row_format, dtype_rhs or "", k, chip),
+        )
+        moved_bytes = (
+            rows_here * k * (dtype_bytes(spec.dtype) + dtype_bytes(row_format if is_multiplied else spec.dtype))
+        )
+        why = (
+            f"each row to {row_format}"
+            if is_multiplied
+            else f"to {row_format}, and back to {spec.dtype}: {chip.name} does not multiply both as they are"
+        )
+        time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
+        parts.append(MoePart(name=f"quantize rows of {name}", by="XLA", why=why, time_us=time_us))
+        row_format = row_format if is_multiplied else None
     has_blocks = dtype_rhs is not None and spec.rhs_block not in (None, k)
     product = GroupedSpec(
         m=spec.m * spec.top_k,
@@ -165,12 +182,13 @@ def _product(
         n=n,
         groups=groups,
         rows_per_group=rows,
-        dtype=spec.dtype,
+        dtype=row_format or spec.dtype,
         dtype_out=spec.dtype,
         activation="silu" if gated else "",
         gated=gated,
         existing_out=spec.devices > 1,
         dtype_rhs=dtype_rhs,
+        lhs_scale=row_format is not None,
         rhs_block=spec.rhs_block if has_blocks else None,
         scale_columns=shared_columns(n, spec.scale_columns) if has_blocks else 1,
     )

@@ -25,6 +25,7 @@ class MoeSpec(OneDtype):
       dtype_rhs: the dtype of quantized experts, which have scales; None: they are of `dtype`.
       rhs_block: rows of a column of an expert's matrix that share a scale; None: all.
       scale_columns: columns that share scales.
+      quantize_lhs: the format to which rows are quantized next to quantized experts; None: they are of `dtype`.
 
     Raises:
       SpecError: a size below one, more experts of a token than there are, or devices that do not divide experts and
@@ -41,6 +42,7 @@ class MoeSpec(OneDtype):
     dtype_rhs: str | None = None
     rhs_block: int | None = None
     scale_columns: int = 1
+    quantize_lhs: str | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "m", "k", "n", "experts", "top_k", "devices")
@@ -48,6 +50,8 @@ class MoeSpec(OneDtype):
             dtype_bytes(dtype)
         if self.top_k > self.experts:
             raise SpecError(f"top_k={self.top_k} of {self.experts} experts; use at most as many as there are")
+        if self.quantize_lhs is not None:
+            dtype_bytes(self.quantize_lhs)
         check_sizes(self, "scale_columns", *(() if self.rhs_block is None else ("rhs_block",)))
         sizes = math.gcd(self.k, self.n)
         if sizes % (self.rhs_block or 1) or sizes % self.scale_columns:
@@ -91,9 +95,10 @@ class MoeSpec(OneDtype):
         """The format of quantized experts, such as "int8" or "float8_e4m3fn, a scale for 128 × 128"."""
         if self.dtype_rhs is None:
             return ""
+        rows = f", rows of {self.quantize_lhs}" if self.quantize_lhs else ""
         if self.rhs_block is None and self.scale_columns == 1:
-            return self.dtype_rhs
-        return f"{self.dtype_rhs}, a scale for {self.rhs_block or 'a column'} × {self.scale_columns}"
+            return self.dtype_rhs + rows
+        return f"{self.dtype_rhs}, a scale for {self.rhs_block or 'a column'} × {self.scale_columns}{rows}"
 
 
 class MoeLayers(Kept):

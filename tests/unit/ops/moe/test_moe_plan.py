@@ -46,6 +46,10 @@ def test_experts_in_formats_that_no_kernel_reads_are_dequantized() -> None:
     assert (parts["dequantize down"].by, parts["down"].by) == ("XLA", "a kernel")
     assert "does not read float4_e2m1fn, a scale for 32 × 1" in parts["dequantize gate and up"].why
     assert fp4.time_us > floats.time_us + parts["dequantize down"].time_us
+    rows = dataclasses.replace(LAYER, dtype_rhs="int8", quantize_lhs="int8")
+    for chip, why in (("v6e", "each row to int8"), ("v7x", "v7x does not multiply both as they are")):
+        parts = {part.name: part for part in systolic.plan_moe(rows, chip).parts}
+        assert why in parts["quantize rows of down"].why
     with pytest.raises(SpecError, match="divisors of both"):
         dataclasses.replace(squares, rhs_block=1000)
 

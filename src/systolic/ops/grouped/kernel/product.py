@@ -51,6 +51,7 @@ def grouped_product(
         stored_tile=pltpu.SMEM((schedule.out_slots,), jnp.int32) if schedule.step_n != schedule.tile_n else None,
         rows=vmem["rows"],
         scale=vmem.get("row scale"),
+        lhs_scale=vmem.get("lhs scale"),
         weights=vmem["rhs"],
         # A row of a few KiB, which the estimate leaves to the compiler's share.
         bias=pltpu.VMEM((schedule.weight_slots, 1, schedule.tile_n), jnp.float32) if spec.bias else None,
@@ -62,6 +63,7 @@ def grouped_product(
         shared=vmem["shared rows"],
         rows_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
         scale_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
+        lhs_scale_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)) if spec.lhs_scale else None,
         weights_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
         bias_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
         rhs_scale_sem=pltpu.SemaphoreType.DMA((schedule.weight_slots,)) if spec.dtype_rhs else None,

@@ -15,6 +15,7 @@ class GroupedOperands(NamedTuple):
     up: Any = None  # as rhs; None: there is no second product, or rhs has its columns too
     residual: Any = None  # [m, n], added last
     rhs_scale: Any = None  # float32 [groups, products · blocks of k, n or n / 128]: rhs and up are quantized
+    lhs_scale: Any = None  # float32 [m, 1]: rows are quantized
     existing: Any = None  # [m, n], which the result is written into
 
 
@@ -24,6 +25,7 @@ class Buffers(NamedTuple):
     stored_tile: Any  # int32 [out_slots]: the slot's tile of columns; None if all are equally wide
     rows: Any
     scale: Any
+    lhs_scale: Any
     weights: Any
     bias: Any
     rhs_scale: Any  # [weight_slots, products · blocks of k, tile_n or n / 128]
@@ -34,6 +36,7 @@ class Buffers(NamedTuple):
     shared: Any  # [core_n, register, tile_n]
     rows_sem: Any
     scale_sem: Any
+    lhs_scale_sem: Any
     weights_sem: Any
     bias_sem: Any
     rhs_scale_sem: Any

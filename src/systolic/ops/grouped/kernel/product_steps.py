@@ -129,9 +129,13 @@ class Steps:
         target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
         buffers, refs = self.buffers, self.refs
         result = [pltpu.make_async_copy(refs.lhs.at[source, :], buffers.rows.at[target, :], buffers.rows_sem.at[slot])]
-        if refs.row_scale is not None:
-            scale = refs.row_scale.at[source, :], buffers.scale.at[target, :]
-            result.append(pltpu.make_async_copy(*scale, buffers.scale_sem.at[slot]))
+        scales = (
+            (refs.row_scale, buffers.scale, buffers.scale_sem),
+            (refs.lhs_scale, buffers.lhs_scale, buffers.lhs_scale_sem),
+        )
+        for array, buffer, sem in scales:
+            if array is not None:
+                result.append(pltpu.make_async_copy(array.at[source, :], buffer.at[target, :], sem.at[slot]))
         return result
 
     def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
@@ -222,9 +226,9 @@ class Steps:
 
     def _scaled(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         total = self._total(rows, slot, product, columns, width, block)
-        if self.buffers.rhs_scale is None or self.spec.scale_blocks > 1:
-            return total
-        return total * self._scale(slot, product, 0, columns)
+        if self.buffers.rhs_scale is not None and self.spec.scale_blocks == 1:
+            total = total * self._scale(slot, product, 0, columns)
+        return total if self.buffers.lhs_scale is None else total * self.buffers.lhs_scale[rows, :]
 
     def _scale(self, slot: Any, product: int, block: Any, columns: Any) -> Array:
         """Return the scales of a block of k."""
