@@ -59,9 +59,10 @@ def grouped_matmul(
       lhs: [m, k]; dtypes as in `systolic.matmul`. If they differ, the narrower operand is converted to the other dtype
         before the kernel.
       rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`. Or a `systolic.Quantized` or `qwix.QArray`: with one
-        scale for each column, or for all of a group, the kernel reads codes of int8, and multiplies the sums by the
-        scales. Other formats, and all where the product is differentiated, are dequantized before the product. The
-        codes are constants.
+        scale for each column, for all of a group, or for blocks of a multiple of 128 of k, the kernel reads codes of
+        int8, int4, e4m3 and e5m2, and multiplies sums by scales. Other formats, blocks of k on a mesh with explicit
+        axes, and all formats where the product is differentiated, are dequantized before the product. The codes are
+        constants.
       group_sizes: rows of each group. In a traced array, sizes below zero count as zero, and rows past m do not count.
       group_offset: number of the first group that has a matrix in `rhs`, as with experts on several devices: rows of
         other groups are zero in the result. A traced offset may be any number; matrices without a group are not used.
