@@ -20,9 +20,10 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
     blocks = 0 if fused.rhs_scale is None else fused.rhs_scale.shape[1]
-    if blocks > (2 if product.side_by_side or fused.up is not None else 1):
-        if fused.lhs_scale is not None:
-            lhs, fused = lhs * fused.lhs_scale[:, None], fused._replace(lhs_scale=None)
+    has_blocks = blocks > (2 if product.side_by_side or fused.up is not None else 1)
+    if fused.lhs_scale is not None and (has_blocks or lhs.dtype != jnp.int8):
+        lhs, fused = lhs.astype(jnp.float32) * fused.lhs_scale[:, None], fused._replace(lhs_scale=None)
+    if has_blocks:
         rhs, fused = in_floats(product, lhs, rhs, fused)
     factors = (None if factor is None else factor.astype(lhs.dtype) for factor in (rhs, fused.up))
     total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in factors)
