@@ -57,8 +57,8 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
         scales = fused.rhs_scale[rows.group]
         total, up = total * scales[:, 0], None if up is None else up * scales[:, 1]
     if fused.lhs_scale is not None:
-        total, up = (None if part is None else part * fused.lhs_scale[:, None] for part in (total, up))
-        assert total is not None
+        scale = fused.lhs_scale[:, None]
+        total, up = total * scale, None if up is None else up * scale
     out = apply_epilogue(
         total,
         product.dtype_out,

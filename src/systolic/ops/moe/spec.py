@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from systolic.ops.op import Kept
@@ -63,6 +64,15 @@ class MoeSpec(OneDtype):
             raise SpecError(
                 f"{self.experts} experts and {self.m} tokens over {self.devices} devices; use a divisor of both"
             )
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The format of quantized rows, or the dtype."""
+        return self.quantize_lhs or self.dtype
+
+    def multiplied_as(self, dtypes: Collection[str]) -> str:
+        """Return `dtype_multiplied`, or the dtype where matrix units do not take that."""
+        return self.dtype_multiplied if self.dtype_multiplied in dtypes else self.dtype
 
     @property
     def flops(self) -> int:
