@@ -62,6 +62,39 @@ def test_empty_groups_are_not_read(chip: str, dtype: str, keywords: dict[str, An
     assert sum(one.hbm_written_bytes for one in kernels) == M * N * (4 if dtype != "bfloat16" else 2)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("chip", "codes", "block", "columns", "keywords"),
+    [
+        ("v5e", "int4", 128, 1, {}),
+        ("v5e", "float8_e4m3fn", 128, 128, {}),
+        ("v5p", "float8_e5m2", 384, 1, {}),
+        ("v6e", "float8_e4m3fn", 128, 128, {"transpose_rhs": True}),
+        ("v6e", "int4", 128, 128, {"quantize_lhs": "int8"}),
+        ("v6e", "int8", 384, 1, {"quantize_lhs": "int8", "activation": "silu", "side_by_side": True}),
+        ("v7x", "float8_e4m3fn", 128, 128, {"quantize_lhs": "e4m3"}),
+        ("v7x", "int4", 384, 1, {"transpose_rhs": True}),
+    ],
+)
+def test_codes_are_read_as_they_are_stored(
+    chip: str, codes: str, block: int, columns: int, keywords: dict[str, Any]
+) -> None:
+    k = 384
+    shape = (len(SIZES), N, k) if keywords.get("transpose_rhs") else (len(SIZES), k, N)
+    parts = (columns, block) if keywords.get("transpose_rhs") else (block, columns)
+    values = jax.ShapeDtypeStruct(shape, jnp.dtype(codes))
+    scales = jax.ShapeDtypeStruct(
+        (len(SIZES), *(size // part for size, part in zip(shape[1:], parts, strict=True))), jnp.float32
+    )
+
+    def run(lhs: Any, values: Any, scales: Any) -> Any:
+        return product(lhs, systolic.Quantized(values, scales), chip=chip, **keywords)
+
+    lhs = jax.ShapeDtypeStruct((M, k), jnp.bfloat16)
+    names = [op.name for op in systolic.simulate(run, lhs, values, scales, chip=chip).cores[0].ops]
+    assert any(name.startswith("systolic_grouped") and codes in name for name in names), names
+
+
 def test_what_is_fused_and_sizes_that_no_register_divides() -> None:
     fused = functools.partial(product, chip="v6e", activation="silu")
     assert systolic.simulate(fused, *shapes("bfloat16"), *BESIDE, chip="v6e").time_us > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from systolic.bench.cases import EXPERT, Case
 from systolic.bench.contests import MoeSliceContest
@@ -23,7 +24,19 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
 TOKENS = (128, 2048, 8192)
 SUITE = "moe-layer"
 _SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight devices
-_QUANTIZED = ("qwen3-30b",)  # also with experts in int8
+# Also with quantized experts, by the name of the format. A square of 128 × 128 shares a scale in DeepSeek-V3.
+_SQUARES = ("e4m3/128x128", {"dtype_rhs": "float8_e4m3fn", "rhs_block": 128, "scale_columns": 128})
+_W8A8 = ("w8a8", {"dtype_rhs": "int8", "quantize_lhs": "int8"})
+_FORMATS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "mixtral-8x7b": (_W8A8,),
+    "qwen3-30b": (
+        ("int8", {"dtype_rhs": "int8"}),
+        ("e4m3", {"dtype_rhs": "float8_e4m3fn"}),
+        _SQUARES,
+        ("int4/128", {"dtype_rhs": "int4", "rhs_block": 128}),
+    ),
+    "deepseek-v3": (_SQUARES,),
+}
 _FEW_TOKENS = 512  # up to which HBM binds: each expert multiplies a few rows by all of its weights
 
 
@@ -31,16 +44,16 @@ def moe_layers(dtype: str) -> Iterator[Case]:
     """Yield each layer with each number of tokens, for floats of 16 and 32 bits."""
     if dtype not in ("bfloat16", "float32"):
         return
-    quantized = [(layer, "int8") for layer in LAYERS if layer[0] in _QUANTIZED]
-    layers = [*((layer, None) for layer in LAYERS), *quantized]
+    quantized = [(layer, form) for layer in LAYERS for form in _FORMATS.get(layer[0], ())]
+    layers = [*((layer, ("", {})) for layer in LAYERS), *quantized]
     sizes = [
         *itertools.product(layers, TOKENS),
         *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),
     ]
-    for ((model, k, n, experts, top_k), dtype_rhs), m in sizes:
-        group = f"{f'{dtype_rhs} ' if dtype_rhs else ''}layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens"
-        name = f"{model} {f'{dtype_rhs} ' if dtype_rhs else ''}layer"
-        spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, dtype_rhs=dtype_rhs)
+    for ((model, k, n, experts, top_k), (form, quantized_as)), m in sizes:
+        group = " ".join(filter(None, (form, f"layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens")))
+        name = " ".join(filter(None, (model, form, "layer")))
+        spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, **quantized_as)
         yield Case(suite=SUITE, group=group, name=f"{name} {m}", spec=spec, series=name)
 
 

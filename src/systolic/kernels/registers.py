@@ -64,13 +64,14 @@ class Parts(NamedTuple):
     how_many: int
     size: int
     at: Callable[[Any], Any]  # of the number of a part, what to index the ref with
+    first: int = 0  # where the first part begins
 
 
 def parts_of(whole: int, size: int) -> list[Parts]:
     """Return equal parts of a size, and the shorter part after them if they do not divide it."""
     count, rest = divmod(whole, size)
     result = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
-    return [*result, Parts(1, rest, lambda _: pl.ds(count * size, rest))] if rest else result
+    return [*result, Parts(1, rest, lambda _: pl.ds(count * size, rest), count * size)] if rest else result
 
 
 def wide(values: Any) -> Any:

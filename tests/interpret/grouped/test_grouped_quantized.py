@@ -1,7 +1,8 @@
-"""Grouped products with codes of int8, in TPU interpret mode beside float64, and their form in floats."""
+"""Grouped products with codes, in TPU interpret mode beside float64, and their form in floats."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from virtual_devices import run_on_virtual_devices
 
 import systolic
 from systolic.compat import races_found
+from systolic.ops.grouped import code_blocks
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import QuantizationError, SpecError
 
@@ -23,6 +25,7 @@ M, K, N, GROUPS = 64, 128, 256, 4
 SIZES = np.array([13, 0, 22, 5])
 RANDOM = np.random.default_rng(0)
 LHS = RANDOM.integers(-2, 3, (M, K)).astype(np.float32)
+COTANGENT = RANDOM.normal(size=(M, N)).astype(np.float32)
 
 
 def weights(scale_groups: int = GROUPS, scale_columns: int = N) -> systolic.Quantized:
@@ -62,6 +65,108 @@ def test_every_form_is_exact(form: str, dtype: str, implementation: Any) -> None
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("implementation", ["xla", CAREFUL])
+@pytest.mark.parametrize(("codes", "block", "columns"), [("int8", 384, 1), ("int4", 128, 1), ("int8", 128, 128)])
+def test_quantized_rows_are_multiplied_as_integers(codes: str, block: int, columns: int, implementation: Any) -> None:
+    rhs = systolic.Quantized(
+        jnp.asarray(RANDOM.integers(-7, 8, (GROUPS, DEEP, N)), codes),
+        np.exp2(RANDOM.integers(-3, 3, (GROUPS, DEEP // block, N // columns))).astype(np.float32),
+    )
+    lhs = RANDOM.normal(size=(M, DEEP)).astype(np.float32)
+    lhs[SIZES.sum() :] = np.nan
+    rows = systolic.quantize(jnp.asarray(lhs), axis=-1)
+    represented = np.nan_to_num(np.asarray(rows.values, np.float64) * np.asarray(rows.scales, np.float64))
+    floats = np.asarray(rhs.dequantize(), np.float64)
+    scale = np.linspace(1, 2, M, dtype=np.float32)
+    bias = RANDOM.normal(size=(GROUPS, N)).astype(np.float32)
+    out = systolic.grouped_matmul(
+        lhs, rhs, SIZES, quantize_lhs="int8", bias=bias, row_scale=scale, implementation=implementation, chip="v6e"
+    )
+    total = reference.product(represented, floats, SIZES.tolist())
+    total[: SIZES.sum()] += bias.repeat(SIZES, 0)
+    # Sums of integers are exact; then a few roundings.
+    np.testing.assert_allclose(out, total * scale[:, None], rtol=1e-6, atol=2e-6 * np.abs(total).max())
+    assert not races_found()
+
+
+@pytest.mark.exhaustive
+def test_a_derivative_ignores_the_rounding_of_rows() -> None:
+    def total(lhs: Any, **options: Any) -> Any:
+        return (systolic.grouped_matmul(lhs, GATE, SIZES, implementation="xla", **options) * COTANGENT).sum()
+
+    lhs = RANDOM.normal(size=(M, K)).astype(np.float32)
+    quantized, plain = jax.grad(functools.partial(total, quantize_lhs="int8"))(lhs), jax.grad(total)(lhs)
+    np.testing.assert_allclose(quantized, plain, rtol=1e-5, atol=1e-5 * np.abs(plain).max())
+
+
+@pytest.mark.exhaustive
+def test_rows_in_other_formats_are_rounded_and_multiplied_as_floats() -> None:
+    options: dict[str, Any] = {"implementation": "interpret", "chip": "v6e", "precision": "highest"}
+    for name in ("e4m3", "int4"):
+        rounded = np.asarray(systolic.fake_quantize(jnp.asarray(LHS), name, axis=-1))
+        expected = systolic.grouped_matmul(rounded, GATE, SIZES, **options)
+        np.testing.assert_array_equal(systolic.grouped_matmul(LHS, GATE, SIZES, quantize_lhs=name, **options), expected)
+
+
+DEEP = 384
+DEEP_LHS = RANDOM.integers(-2, 3, (M, DEEP)).astype(np.float32)
+# The dtype of codes, and the rows and columns that share a scale.
+FORMATS = {
+    "e4m3": ("float8_e4m3fn", DEEP, 1),
+    "e5m2": ("float8_e5m2", DEEP, 64),
+    "e4m3 in squares": ("float8_e4m3fn", 128, 128),
+    "int8 in wide blocks": ("int8", 128, 256),
+    "int4 in blocks": ("int4", 128, 1),
+}
+
+
+def coded(name: str) -> tuple[systolic.Quantized, np.ndarray]:
+    """Return codes with scales, and the product with the numbers that they represent."""
+    stored, block, columns = FORMATS[name]
+    codes = RANDOM.integers(-7, 8, (GROUPS, DEEP, N))
+    scales = np.exp2(RANDOM.integers(-3, 3, (GROUPS, DEEP // block, N // columns)))
+    floats = codes * scales.repeat(block, 1).repeat(columns, 2)
+    out = reference.product(DEEP_LHS, floats, SIZES.tolist())
+    return systolic.Quantized(jnp.asarray(codes, stored), scales.astype(np.float32)), out
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("implementation", ["xla", CAREFUL])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_exact(name: str, dtype: str, form: str, implementation: Any) -> None:
+    (gate, expected), (up, expected_up) = coded(name), coded(name)
+    sides: dict[str, dict[str, Any]] = {
+        "one": {"rhs": gate},
+        "transposed": {"rhs": gate.mT},
+        "gated": {"rhs": gate, "up": up},
+        "side by side": {"rhs": jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=2), gate, up)},
+    }
+    options = {**FORMS[form], **sides[form], "preferred_element_type": "float32", "chip": "v6e"}
+    lhs = jnp.asarray(DEEP_LHS, dtype)
+    out = systolic.grouped_matmul(lhs, group_sizes=SIZES, implementation=implementation, **options)
+    if "activation" in options:
+        expected = (np.maximum(expected, 0) * expected_up).astype(np.float32)
+    np.testing.assert_array_equal(out, expected)
+    assert not races_found()
+
+
+@pytest.mark.exhaustive
+def test_several_stretches_of_k_and_tiles_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of code of one block of k add up in VMEM, and a tile has the scales of its own columns."""
+    monkeypatch.setattr(code_blocks, "MAX_BUNDLES", 1)
+    tiles = Tiles(tile_m=32, tile_k=DEEP, tile_n=128)
+    config = KernelConfig(tiles=tiles, subtile_m=16, subtile_n=128, pipeline="manual")
+    for name in ("e4m3 in squares", "int4 in blocks"):
+        rhs, expected = coded(name)
+        options: dict[str, Any] = {"implementation": CAREFUL, "tiles": config, "preferred_element_type": "float32"}
+        out = systolic.grouped_matmul(DEEP_LHS.astype("bfloat16"), rhs, SIZES, chip="v6e", **options)
+        np.testing.assert_array_equal(out, expected)
+    assert not races_found()
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("panel", "tile_n", "rows"), [(32, 128, 16), (64, 256, 32)])
 def test_several_panels_and_tiles_of_columns(panel: int, tile_n: int, rows: int) -> None:
     tiles = Tiles(tile_m=panel, tile_k=K, tile_n=tile_n)
@@ -93,7 +198,7 @@ def test_a_derivative_is_that_of_floats() -> None:
 @pytest.mark.exhaustive
 def test_other_formats_are_dequantized_first() -> None:
     floats = np.asarray(GATE.dequantize())
-    for rhs in (systolic.quantize(floats, "e4m3"), systolic.quantize(floats, "int8", block=32)):
+    for rhs in (systolic.quantize(floats, "fp4"), systolic.quantize(floats, "int8", block=32)):
         ours, expected = (
             systolic.grouped_matmul(LHS, side, SIZES, implementation="interpret", precision="highest")
             for side in (rhs, rhs.dequantize())
@@ -106,6 +211,8 @@ def test_other_formats_are_dequantized_first() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(SpecError, match="lhs is int8; next to rhs, which is quantized"):
         systolic.grouped_matmul(LHS.astype(np.int8), GATE, SIZES)
+    with pytest.raises(SpecError, match="without quantized matrices"):
+        systolic.grouped_matmul(LHS, GATE.dequantize(), SIZES, quantize_lhs="int8")
     with pytest.raises(SpecError, match="up needs the shape"):
         systolic.grouped_matmul(LHS, GATE, SIZES, up=UP.mT)
     with pytest.raises(QuantizationError, match="values are float32"):

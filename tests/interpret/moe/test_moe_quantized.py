@@ -67,6 +67,17 @@ def test_one_matrix_may_be_quantized_and_shared_ones_too() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_rows_of_both_products_are_quantized(implementation: str) -> None:
+    quantized = [systolic.quantize(matrix) for matrix in MATRICES]
+    out = layer(X, *quantized, implementation=implementation, quantize_lhs="int8")
+    exact = expected([np.asarray(one.values, np.float64) * _scales(one) for one in quantized])
+    # Two products whose rows are rounded to 1 part in 254 of their largest number.
+    error = np.abs(out - exact).max() / np.abs(exact).max()
+    assert 1e-4 < error < 0.03
+
+
+@pytest.mark.exhaustive
 def test_scales_have_a_gradient_and_values_are_constants() -> None:
     quantized = [systolic.quantize(matrix, "e4m3") for matrix in MATRICES]
 
@@ -89,5 +100,7 @@ def test_what_cannot_be_is_refused() -> None:
     gate, up, down = (systolic.quantize(matrix) for matrix in MATRICES)
     with pytest.raises(SpecError, match=r"w_up has to be \[4, 256, 128\]"):
         layer(X, gate, up.mT, down)
+    with pytest.raises(SpecError, match="without quantized experts"):
+        layer(X, gate, up, MATRICES[2], quantize_lhs="int8")
     with pytest.raises(SpecError, match="beside w_gate, which is quantized"):
         layer(X.astype(np.int8), gate, up, down)

@@ -19,13 +19,21 @@ from systolic.spec import SliceMesh
 def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
     cases = suite("moe-layer")
     few, many = "layer of few tokens", "layer of many tokens"
-    assert Counter(case.group for case in cases) == {few: 5, many: 11, f"int8 {few}": 1, f"int8 {many}": 2}
+    quantized = {"int8": 1, "e4m3": 1, "e4m3/128x128": 2, "int4/128": 1, "w8a8": 1}
+    formats = {
+        f"{name} {group}": models * count
+        for name, models in quantized.items()
+        for group, count in ((few, 1), (many, 2))
+    }
+    assert Counter(case.group for case in cases) == {few: 5, many: 11, **formats}
     layer = next(case.spec for case in cases if case.name == "qwen3-30b layer 2048")
     assert layer.flops == 2048 * 8 * 3 * 2 * 2048 * 768
     experts, other_bytes = 3 * 128 * 2048 * 768, 2 * 2 * 2048 * 2048 + 4 * 2048 * 128
     assert layer.least_hbm_bytes == 2 * experts + other_bytes
-    quantized = next(case.spec for case in cases if case.name == "qwen3-30b int8 layer 2048")
-    assert quantized.least_hbm_bytes == experts + other_bytes + 4 * 128 * (2 * 768 + 2048)
+    int8 = next(case.spec for case in cases if case.name == "qwen3-30b int8 layer 2048")
+    assert int8.least_hbm_bytes == experts + other_bytes + 4 * 128 * (2 * 768 + 2048)
+    squares = next(case.spec for case in cases if case.name == "qwen3-30b e4m3/128x128 layer 2048")
+    assert squares.least_hbm_bytes == experts + other_bytes + 4 * experts // 128**2
 
 
 @pytest.mark.exhaustive

@@ -32,6 +32,7 @@ def grouped_matmul(
     residual: Shaped[Array, "m n"] | ArrayLike | None = None,
     existing_out: Shaped[Array, "m n"] | None = None,
     transpose_rhs: bool = False,
+    quantize_lhs: DTypeLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     rows_per_group: int | None = None,
@@ -58,9 +59,10 @@ def grouped_matmul(
       lhs: [m, k]; dtypes as in `systolic.matmul`. If they differ, the narrower operand is converted to the other dtype
         before the kernel.
       rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`. Or a `systolic.Quantized` or `qwix.QArray`: with one
-        scale for each column, or for all of a group, the kernel reads codes of int8, and multiplies the sums by the
-        scales. Other formats, and all where the product is differentiated, are dequantized before the product. The
-        codes are constants.
+        scale for each column, for all of a group, or for blocks of a multiple of 128 of k, the kernel reads codes of
+        int8, int4, e4m3 and e5m2, and multiplies sums by scales. Other formats, blocks of k on a mesh with explicit
+        axes, and all formats where the product is differentiated, are dequantized before the product. The codes are
+        constants.
       group_sizes: rows of each group. In a traced array, sizes below zero count as zero, and rows past m do not count.
       group_offset: number of the first group that has a matrix in `rhs`, as with experts on several devices: rows of
         other groups are zero in the result. A traced offset may be any number; matrices without a group are not used.
@@ -75,6 +77,10 @@ def grouped_matmul(
       residual: [m, n], added after everything else, in float32; to rows of groups of `rhs` only.
       existing_out: [m, n], which the result is written into: rows that belong to no group of `rhs` remain, in place of
         zeros. XLA copies it first if it is still needed.
+      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row is quantized to it next to a quantized rhs, with its own
+        scale, by XLA. int8 rows are multiplied by codes of int8 or int4 as integers, and float8 by the same float8
+        where the chip has a rate for it; else the rounded rows are multiplied as floats. The derivative ignores the
+        rounding.
       precision: of float32 operands, as in `systolic.matmul`: DEFAULT, HIGH or HIGHEST, one, three or six bfloat16
         passes. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: the operands' dtype, int32 for int8.
@@ -110,6 +116,7 @@ def grouped_matmul(
         residual=residual,
         existing_out=existing_out,
         transpose_rhs=transpose_rhs,
+        quantize_lhs=quantize_lhs,
         precision=precision,
         preferred_element_type=preferred_element_type,
         rows_per_group=rows_per_group,

@@ -16,8 +16,9 @@ from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
 from systolic.ops.engine.precision import precision_named
 from systolic.ops.engine.shapes import WHOLE_BLOCK_COLUMNS
-from systolic.ops.grouped.codes import weights_of
+from systolic.ops.grouped.codes import quantized_rows, weights_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
+from systolic.ops.quantized.arguments import is_quantized
 from systolic.spec import SpecError
 
 
@@ -50,15 +51,18 @@ def canonical(
     residual: Any,
     existing_out: Any,
     transpose_rhs: bool,
+    quantize_lhs: Any,
     precision: Any,
     preferred_element_type: Any,
     rows_per_group: int | None,
     backend: Backend,
 ) -> Call:
     """Check the arguments; raise SpecError for shapes, dtypes or known sizes of groups that do not match."""
-    left = _matrix(lhs, "lhs", 2)
-    rhs, up, rhs_scale = weights_of(rhs, up, left, transpose_rhs=transpose_rhs)
-    right = _matrix(rhs, "rhs", 3)
+    left, given_rhs = _matrix(lhs, "lhs", 2), rhs
+    rhs, up, rhs_scale = weights_of(
+        rhs, up, left, transpose_rhs=transpose_rhs, side_by_side=side_by_side, chip=backend.chip
+    )
+    right = _matrix(rhs, "rhs", 3) if rhs_scale is None else rhs
     (m, k), (groups, inner, n) = left.shape, right.shape
     inner, n = (n, inner) if transpose_rhs else (inner, n)
     shapes = f"lhs{list(left.shape)}, rhs{list(right.shape)}{' transposed' if transpose_rhs else ''}"
@@ -68,11 +72,11 @@ def canonical(
         n, rest = divmod(n, 2)
         if rest or up is not None:
             raise SpecError(f"{shapes} and side_by_side: it needs an even number of columns, and no up")
-        rhs_scale = None if rhs_scale is None else jnp.stack(jnp.split(rhs_scale[:, 0], 2, axis=1), axis=1)
+        rhs_scale = None if rhs_scale is None else jnp.concatenate(jnp.split(rhs_scale, 2, axis=2), axis=1)
         if n % WHOLE_BLOCK_COLUMNS:
             right, up = jnp.split(right, 2, axis=1 if transpose_rhs else 2)
             side_by_side = False
-    second = None if up is None else _matrix(up, "up", 3)
+    second = None if up is None else up if rhs_scale is not None else _matrix(up, "up", 3)
     if second is not None and (second.shape, second.dtype) != (right.shape, right.dtype):
         shapes += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
         raise SpecError(f"{shapes}; up needs the shape and dtype of rhs")
@@ -81,6 +85,11 @@ def canonical(
     left = left.astype(dtype)
     if rhs_scale is None:
         right, second = right.astype(dtype), None if second is None else second.astype(dtype)
+    row_format = None
+    if quantize_lhs is not None:
+        if not any(map(is_quantized, (given_rhs, up))):
+            raise SpecError(f"quantize_lhs={quantize_lhs!r} without quantized matrices; leave it out")
+        left, row_format = quantized_rows(left, quantize_lhs, right, rhs_scale, backend.chip)
     sizes = _sizes(group_sizes, m)
     group_count = sizes.shape[0]
     if group_count < groups or (group_offset is None and group_count != groups):
@@ -92,7 +101,9 @@ def canonical(
     if rows_per_group is not None and operator.index(rows_per_group) < 1:
         raise SpecError(f"rows_per_group={rows_per_group}; use a number from 1 up, or leave it out")
     name, function = activation_of(activation, in_kernel=backend.in_kernel)
-    dtype_out = result_dtype((dtype, dtype), (given_dtype(lhs, "lhs"), given_dtype(rhs, "rhs")), preferred_element_type)
+    stored = given_dtype(lhs, "lhs")
+    dtypes = (stored, given_dtype(rhs, "rhs") if rhs_scale is None else stored)
+    dtype_out = result_dtype((dtype, dtype), dtypes, preferred_element_type)
     if preferred_element_type is None and dtype_out == "int32" and (side_by_side or second is not None):
         dtype_out = "float32"
     product = GroupedProduct(
@@ -102,6 +113,7 @@ def canonical(
         rows_per_group=rows_per_group or max(-(-m // max(group_count, 1)), 1),
         transpose_rhs=transpose_rhs,
         side_by_side=side_by_side,
+        quantize_lhs=row_format,
         activation=name,
         function=function,
     )

@@ -31,6 +31,8 @@ _LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
 # A block may have this number or share of unused rows before two smaller blocks are faster, because matrix units
 # wait while a block begins and ends.
 _LOST_ROWS, _LOST_SHARE = 160, 0.25
+# Of sums of blocks of k: each register is multiplied by its scales, and added.
+_REGISTER_NUMBERS, _SCALE_OPERATIONS, _VECTOR_SLOTS = 1024, 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
     # A shorter block after the others is code of its own.
     code_columns = columns + config.tiles.tile_n % columns
     row_cycles = spec.passes * spec.products * code_columns / macs_per_cycle(spec.dtype, chip)
+    if spec.scale_blocks > 1:
+        row_cycles *= _scaled_share(spec, chip)
     is_large = config.subtile_m >= _LARGE_ROWS
 
     def sizes(fractions: Sequence[float]) -> list[int]:
@@ -64,7 +68,7 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
 
     fine, coarse = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
     max_depth = MAX_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(coarse)
-    depth = _code_depth(spec.k, int(max_depth))
+    depth = _code_depth(spec.k, int(max_depth), spec.rhs_block or LANES)
     rows = fine if not is_large and bundles(fine) * depth <= MAX_BUNDLES * _FINE_SHARE else coarse
     limits = [
         max(next_size, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, next_size in itertools.pairwise(rows)
@@ -75,12 +79,25 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
     )
 
 
-def _code_depth(k: int, most: int) -> int:
+def _code_depth(k: int, most: int, multiple: int) -> int:
     """Choose how much of k one stretch of code sums over; a shorter rest is code of its own."""
-    depth = block_size(k, LANES, most)
+    depth = block_size(k, multiple, most)
     if k % depth == 0:
         return depth
-    return max((index for index in range(LANES, depth + 1, LANES) if index + k % index <= most), default=LANES)
+    return max((index for index in range(multiple, depth + 1, multiple) if index + k % index <= most), default=multiple)
+
+
+def _scaled_share(spec: GroupedSpec, chip: Chip) -> float:
+    """Return the code of a block of k whose sums are scaled, over that of a sum without scales."""
+    scale_block = spec.k // spec.scale_blocks
+    return (
+        max(chip.machine.mxu_rows / scale_block, 1.0) + macs_per_cycle(spec.dtype, chip) * scale_cycles(1) / scale_block
+    )
+
+
+def scale_cycles(numbers: float) -> float:
+    """Return the cycles of the vector units to scale and add up sums of blocks of k."""
+    return numbers / _REGISTER_NUMBERS * _SCALE_OPERATIONS / _VECTOR_SLOTS
 
 
 def gradient_block(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> tuple[int, int]:

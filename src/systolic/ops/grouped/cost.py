@@ -15,7 +15,7 @@ import numpy as np
 from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
-from systolic.cost.roofline import mxu_rows_per_cycle
+from systolic.ops.grouped.cycles import block_cycles, product_cycles
 from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, registers_rows
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule import LANES, KernelConfig, Tiles
@@ -90,10 +90,10 @@ def product_time(
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
     item_beside = item_out + (dtype_bytes(spec.residual) if spec.residual else 0)
     strided = schedule.grid_n > 1 and not spec.transpose_rhs
-    weights_bytes = schedule.cores * spec.k * schedule.tile_n * spec.weight_bytes  # cores share HBM
+    weights_bytes = schedule.cores * spec.weights_bytes(schedule.tile_n)  # cores share HBM
     weights_us = spec.products * _copy_us(weights_bytes, spec.k // 8 if strided else 1, chip)
     blocks = {
-        block.rows: _block_cycles(spec, block.rows, block.depth, block.columns, chip)
+        block.rows: product_cycles(spec, block, chip)
         * (spec.products * -(-spec.k // block.depth) * -(-schedule.tile_n // block.columns))
         for block in schedule.blocks
     }
@@ -135,7 +135,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     tiles = schedule.grid_k * schedule.core_n
     blocks_of_tile = -(-schedule.tile_k // schedule.block_k) * -(-schedule.tile_n // schedule.block_n)
     depths = {
-        depth: blocks_of_tile * _block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
+        depth: blocks_of_tile * block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
         for depth in schedule.depths
     }
     store_us = _copy_us(schedule.cores * schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
@@ -204,7 +204,7 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
     sides_n = _column_sides(spec.n, chip)
-    column_bytes = spec.products * spec.k * spec.weight_bytes
+    column_bytes = spec.products * spec.k * dtype_bytes(spec.dtype_rhs or spec.dtype)  # of int4 as well, in VMEM
     sides = [side for side in sides_n if column_bytes * side <= bytes_free / 4]
     for tile_n in sides or sides_n[:1]:
         crowded = 4 * column_bytes * tile_n > bytes_free
@@ -272,16 +272,6 @@ def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
         result += [size] * count
         rows -= count * size
     return result
-
-
-def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:
-    """Return the cycles of one stretch of straight code: the rows of each tile of weights, and delaying pushes."""
-    machine, estimate = chip.machine, chip.step_estimate
-    tiles = -(-depth // machine.mxu_rows) * -(-columns // machine.mxu_columns) / machine.mxu_count
-    registers = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096
-    products = max(rows / mxu_rows_per_cycle(spec.dtype, chip), estimate.weight_cycles)
-    ends = estimate.fill_cycles + estimate.drain_cycles_per_row * rows
-    return ends + spec.passes * tiles * (products + registers * machine.weight_push_cycles)
 
 
 def _copy_us(size_bytes: float, runs: int, chip: Chip) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.sharded import sharded_finish, sharded_gradient, sharded_product
 from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, rows_of
+from systolic.ops.quantized.quantize import fake_quantize, quantize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +100,25 @@ def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Gr
 
 
 def _multiply_codes(product: GroupedProduct, operands: tuple[Array, Array, Grouping, Fused]) -> Array:
-    """Multiply by quantized right-hand sides; where it is differentiated, by their floats."""
+    """Multiply by quantized right-hand sides; where it is differentiated, by their floats.
+
+    The derivative ignores the rounding of rows that are quantized (straight-through estimator).
+    """
+    row_format, unrounded = product.quantize_lhs, replace(product, quantize_lhs=None)
 
     def kernel(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
-        return _product(product, *operands)
+        lhs, rhs, grouping, fused = operands
+        if row_format is not None:
+            rows = quantize(lhs, row_format, axis=-1)
+            lhs, fused = rows.values, fused._replace(lhs_scale=rows.scales[:, 0])
+        return _product(unrounded, lhs, rhs, grouping, fused)
 
     def floats(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
         lhs, rhs, grouping, fused = operands
+        if row_format is not None:
+            lhs = fake_quantize(lhs, row_format, axis=-1)
         rhs, fused = in_floats(product, lhs, rhs, fused)
-        return multiply_fused(product, lhs, rhs, grouping, fused)
+        return multiply_fused(unrounded, lhs, rhs, grouping, fused)
 
     return fused_after_sum(kernel, floats, True, operands)
 

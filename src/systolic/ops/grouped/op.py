@@ -36,9 +36,11 @@ class GroupedOp(_Grouped):
         added = "residual" if spec.residual else ""
         turned = "transpose_rhs" if spec.transpose_rhs else ""
         target = "into an existing array" if spec.existing_out else ""
+        codes = f" × {spec.dtype_rhs}" if spec.dtype_rhs else ""
+        shared = f", a scale for {spec.rhs_block} × {spec.scale_columns}" if spec.rhs_block else ""
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups",
-            f"{spec.dtype} → {spec.dtype_out}",
+            f"{spec.dtype}{codes}{shared} → {spec.dtype_out}",
             ", ".join(filter(None, (*fused, added, turned, target))),
         )
 

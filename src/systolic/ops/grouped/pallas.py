@@ -27,11 +27,13 @@ def product_by_pallas(
     assert chip is not None  # else it is computed by XLA
     spec = product.spec(lhs, rhs, fused)
     lhs = _of_whole_registers(product.backend.on_tpu(lhs), *spec.row_dtypes)
-    bias, row_scale, up, residual, existing, rhs_scale = fused
+    bias, row_scale, up, residual, existing, rhs_scale, lhs_scale = fused
     if bias is not None:
         bias = bias.astype(jnp.float32)[:, None, :]
-    if row_scale is not None:
-        row_scale = jnp.pad(row_scale.astype(jnp.float32)[:, None], [(0, lhs.shape[0] - m), (0, 0)])
+    row_scale, lhs_scale = (
+        None if scale is None else jnp.pad(scale.astype(jnp.float32)[:, None], [(0, lhs.shape[0] - m), (0, 0)])
+        for scale in (row_scale, lhs_scale)
+    )
     residual, existing = (
         None if array is None else jnp.pad(array, [(0, lhs.shape[0] - m), (0, 0)]) for array in (residual, existing)
     )
@@ -40,7 +42,7 @@ def product_by_pallas(
     with tracing_for(chip):
         out = grouped_product(
             GroupedOperands(
-                grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, rhs_scale, existing
+                grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, rhs_scale, lhs_scale, existing
             ),
             HbmKernel(
                 spec=spec,

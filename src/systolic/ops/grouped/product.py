@@ -21,7 +21,8 @@ class Fused(NamedTuple):
     up: Any = None  # the second right-hand side, as the first
     residual: Any = None  # [m, n], added to the rows of groups
     existing_out: Any = None  # [m, n]: rows of the result that no group has
-    rhs_scale: Any = None  # float32 [groups, products, n], of quantized right-hand sides
+    rhs_scale: Any = None  # float32 [groups, products · blocks of k, n, or n / 128], of quantized right-hand sides
+    lhs_scale: Any = None  # float32 [m], of quantized rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class GroupedProduct(ActivatedProduct):
     rows_per_group: int
     transpose_rhs: bool = False
     side_by_side: bool = False  # rhs has the columns of a second right-hand side after its own
+    quantize_lhs: str | None = None  # the format to which rows of floats are quantized next to codes
     group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are to be cut
 
     @property
@@ -46,6 +48,8 @@ class GroupedProduct(ActivatedProduct):
         groups, k, n = rhs.shape
         k, n = (n, k) if self.transpose_rhs else (k, n)
         n = n // 2 if self.side_by_side else n
+        gated, scale = self.side_by_side or fused.up is not None, fused.rhs_scale
+        blocks = 1 if scale is None else scale.shape[1] // (2 if gated else 1)
         return GroupedSpec(
             m=lhs.shape[0],
             k=k,
@@ -59,11 +63,14 @@ class GroupedProduct(ActivatedProduct):
             bias=fused.bias is not None,
             activation=self.activation,
             row_scale=fused.row_scale is not None,
-            gated=self.side_by_side or fused.up is not None,
+            gated=gated,
             side_by_side=self.side_by_side,
             residual="" if fused.residual is None else fused.residual.dtype.name,
             existing_out=fused.existing_out is not None,
-            dtype_rhs=None if fused.rhs_scale is None else rhs.dtype.name,
+            dtype_rhs=None if scale is None else rhs.dtype.name,
+            rhs_block=None if blocks == 1 else k // blocks,
+            lhs_scale=fused.lhs_scale is not None,
+            scale_columns=1 if scale is None else n // scale.shape[2],
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:

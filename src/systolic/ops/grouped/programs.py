@@ -16,7 +16,7 @@ from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend, Implementation
 from systolic.ops.engine.programs import call_options, raced_call, raced_kernel
 from systolic.ops.grouped.api import grouped_matmul
-from systolic.ops.grouped.codes import in_floats
+from systolic.ops.grouped.codes import in_floats, sides_of
 from systolic.ops.grouped.cost import typical_sizes
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
@@ -25,6 +25,7 @@ from systolic.ops.grouped.xla import ROWS_SUMMED
 from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.ops.quantized.array import Quantized
 from systolic.schedule import KernelConfig
+from systolic.spec import accumulator_dtype
 
 
 def programs_of(spec: GroupedSpec, chip: Chip) -> Programs:
@@ -45,7 +46,10 @@ def programs_of(spec: GroupedSpec, chip: Chip) -> Programs:
     if spec.existing_out:
         arguments.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
     if spec.dtype_rhs:
-        arguments.append(jax.ShapeDtypeStruct((spec.groups, spec.products, spec.n), jnp.float32))
+        shape = (spec.groups, spec.products * spec.scale_blocks, spec.n // spec.scale_columns)
+        arguments.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+    if spec.lhs_scale:
+        arguments.append(jax.ShapeDtypeStruct((spec.m,), jnp.float32))
     return Programs(
         computed=spec,
         arguments=(*arguments, _sizes(spec)),
@@ -66,7 +70,10 @@ def gradient_programs_of(spec: GroupedGradientSpec, chip: Chip) -> Programs:
 
 
 def raced(spec: GroupedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    return raced_call(programs_of(spec, chip), functools.partial(_called, spec, chip, implementation))
+    programs = programs_of(spec, chip)
+    if spec.lhs_scale:  # a call takes rows of floats
+        return raced_kernel(programs, spec, chip)
+    return raced_call(programs, functools.partial(_called, spec, chip, implementation))
 
 
 def gradient_raced(spec: GroupedGradientSpec, chip: Chip) -> RacedPrograms:
@@ -103,25 +110,28 @@ def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig, *arrays: Array
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
     rest = iter(beside)
     up = next(rest) if spec.gated and not spec.side_by_side else None
-    is_fused = (spec.bias, spec.row_scale, spec.residual, spec.existing_out, bool(spec.dtype_rhs))
-    bias, row_scale, residual, existing, scale = (next(rest) if is_there else None for is_there in is_fused)
-    return Fused(bias=bias, row_scale=row_scale, up=up, residual=residual, existing_out=existing, rhs_scale=scale)
+    is_fused = (spec.bias, spec.row_scale, spec.residual, spec.existing_out, bool(spec.dtype_rhs), spec.lhs_scale)
+    arrays = (next(rest) if is_there else None for is_there in is_fused)
+    bias, row_scale, residual, existing, rhs_scale, lhs_scale = arrays
+    return Fused(bias, row_scale, up, residual, existing, rhs_scale, lhs_scale)
 
 
 def _quantized(spec: GroupedSpec, rhs: Array, fused: Fused) -> tuple[Any, dict[str, Any]]:
     """Return rhs and the fused arrays as `grouped_matmul` takes them."""
     arrays = fused._asdict()
+    del arrays["lhs_scale"]
     scale = arrays.pop("rhs_scale")
     if scale is None:
         return rhs, arrays
 
     def side(codes: Array, scale: Array) -> Quantized:
-        return Quantized(codes, jnp.expand_dims(scale, 2 if spec.transpose_rhs else 1))
+        return Quantized(codes, jnp.moveaxis(scale, 1, 2 if spec.transpose_rhs else 1))
 
+    gate, up_scale = sides_of(scale, spec.products)
     if spec.side_by_side:
-        return side(rhs, scale.reshape(spec.groups, -1)), arrays
-    up = None if fused.up is None else side(fused.up, scale[:, 1])
-    return side(rhs, scale[:, 0]), {**arrays, "up": up}
+        return side(rhs, jnp.concatenate([gate, up_scale], axis=2)), arrays
+    up = None if fused.up is None else side(fused.up, up_scale)
+    return side(rhs, gate), {**arrays, "up": up}
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
@@ -144,6 +154,8 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
     """Compute the product in plain JAX; all rows belong to some group."""
     lhs, rhs, *fused_arrays, sizes = arrays
     fused = _fused(spec, fused_arrays)
+    if fused.lhs_scale is not None:
+        lhs = (lhs.astype(jnp.float32) * fused.lhs_scale[:, None]).astype(jnp.bfloat16)
     if spec.dtype_rhs:
         rhs, fused = in_floats(spec, lhs, rhs, fused)
     _, function = activation_of(spec.activation or None)
@@ -155,7 +167,7 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
             matrices.swapaxes(1, 2) if spec.transpose_rhs else matrices,
             sizes,
             precision=lax.Precision[spec.precision.upper()],
-            preferred_element_type=jnp.dtype(spec.dtype_out if is_plain else spec.dtype_accumulator),
+            preferred_element_type=jnp.dtype(spec.dtype_out if is_plain else accumulator_dtype(lhs.dtype.name)),
         )
 
     out, *up = jnp.split(product(rhs), 2, axis=1) if spec.side_by_side else [product(rhs)]

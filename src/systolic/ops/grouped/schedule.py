@@ -75,6 +75,8 @@ class GroupedSchedule(_TiledColumns):
         ]
         if spec.row_scale:
             fixed.append(_in_lanes("row scale", (rows, 1), "float32"))
+        if spec.lhs_scale:
+            fixed.append(_in_lanes("lhs scale", (rows, 1), "float32"))
         residual_slots = min(2, panels * grid_n // cores) if spec.residual else 0
         if spec.residual:
             shape = (tiles.tile_m + config.subtile_m, tiles.tile_n)
@@ -82,8 +84,10 @@ class GroupedSchedule(_TiledColumns):
         blocks = row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
-            dtype = spec.dtype_accumulator
+            dtype = spec.dtype_accumulator if spec.scale_blocks == 1 else "float32"
             fixed.append(VmemBuffer(name="acc", shape=shape, dtype=dtype, copies=1, ref_shape=shape))
+        if spec.scale_columns > 1:
+            fixed.append(_in_lanes("column scale", (spec.products * spec.scale_blocks, tiles.tile_n), "float32"))
 
         def weights(slots: int) -> VmemBuffer:
             matrix = (tiles.tile_n, spec.k) if spec.transpose_rhs else (spec.k, tiles.tile_n)
@@ -96,7 +100,8 @@ class GroupedSchedule(_TiledColumns):
             )
 
         def scales(slots: int) -> list[VmemBuffer]:
-            shape = (spec.products, tiles.tile_n)
+            columns = tiles.tile_n if spec.scale_columns == 1 else spec.n // spec.scale_columns
+            shape = (spec.products * spec.scale_blocks, columns)
             return [_in_lanes("rhs scale", shape, "float32", slots)] if spec.dtype_rhs else []
 
         def out(slots: int) -> VmemBuffer:

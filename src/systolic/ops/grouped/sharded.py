@@ -41,6 +41,7 @@ def sharded_product(
         residual=("m", columns),
         existing_out=("m", columns),
         rhs_scale=("g", "", columns),
+        lhs_scale=("m",),
     )
     names = (("m", "k"), matrices, _UNCUT, fused_names)
     cuts = cuts_of(arrays, names, last=_LAST)

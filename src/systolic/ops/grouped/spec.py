@@ -4,9 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.spec.dtypes import dtype_bytes
+from systolic.chips import Chip
+from systolic.schedule.legality import LANES
+from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, dtype_bytes
+from systolic.spec.formats import format_bytes
 from systolic.spec.matmul import PrecisionName, check_precision, check_sizes
 from systolic.spec.one_dtype import OneDtype
+
+# Formats of quantized right-hand sides that the kernel reads as they are stored.
+KERNEL_FORMATS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2")
+
+
+def reads_codes(dtype: str, k: int, block: int, chip: Chip | None) -> bool:
+    """True if the kernel reads codes of this format as they are stored, where each `block` of k shares a scale.
+
+    Args:
+      chip: None: any chip may run the product.
+    """
+    operands = None if chip is None else chip.dot_operands
+    taken = operands is None or dtype in operands.floats | operands.integers
+    return dtype in KERNEL_FORMATS and taken and (block == k or block % LANES == 0)
+
+
+def multiplies_codes(row_format: str, dtype: str, k: int, chip: Chip | None) -> bool:
+    """True if the kernel multiplies rows quantized to a format by codes that it reads, both as they are.
+
+    Args:
+      chip: None: XLA multiplies them.
+    """
+    if chip is not None:
+        taken = chip.dot_operands.floats | chip.dot_operands.integer_pairs
+        if row_format not in taken or row_format not in chip.peak_ops_per_s_per_chip:
+            return False
+    if row_format == "int8":
+        return dtype in ("int8", "int4") and k <= EXACT_INT32_PRODUCTS
+    return row_format == dtype and dtype.startswith("float8") and chip is not None
+
+
+def shared_columns(n: int, block: int) -> int:
+    """Return the columns that share scales of blocks of k as the kernel reads them: those of a register, or each one.
+
+    It makes the scales of columns itself, which may be a hundred times as many.
+    """
+    return LANES if n % LANES == block % LANES == 0 else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +100,15 @@ class GroupedSpec(GroupedSizes):
       side_by_side: True if rhs and up are one array, the columns of up after the columns of rhs.
       residual: the dtype of an array of [m, n] that is added last to the rows of groups; "" if there is none.
       existing_out: True if the result is written into an array, whose rows remain if no group has them.
-      dtype_rhs: the dtype of quantized right-hand sides, which have a scale for each group and column; None: they are
-        of `dtype`, without scales.
+      dtype_rhs: the dtype of quantized right-hand sides, which have scales for each group and column; None: they are of
+        `dtype`, without scales.
+      rhs_block: rows of k of a column that share a scale, a divisor of k; None: all of them.
+      scale_columns: columns that share scales: 1, or with `rhs_block` 128 if that divides n.
+      lhs_scale: True if rows are codes of `dtype` with a scale for each row, which multiplies the sums.
 
     Raises:
-      SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
+      SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown, or `rhs_block` or
+        `scale_columns` does not fit.
     """
 
     transpose_rhs: bool = False
@@ -76,21 +120,41 @@ class GroupedSpec(GroupedSizes):
     residual: str = ""
     existing_out: bool = False
     dtype_rhs: str | None = None
+    rhs_block: int | None = None
+    scale_columns: int = 1
+    lhs_scale: bool = False
 
     def __post_init__(self) -> None:
         GroupedSizes.__post_init__(self)
         for dtype in filter(None, (self.residual, self.dtype_rhs)):
             dtype_bytes(dtype)
+        if self.rhs_block is not None and (self.rhs_block < 1 or self.k % self.rhs_block):
+            raise SpecError(f"rhs_block={self.rhs_block} does not divide k={self.k}; use a divisor")
+        if self.scale_columns != 1 and (self.scale_columns != LANES or self.n % LANES or self.rhs_block is None):
+            raise SpecError(
+                f"scale_columns={self.scale_columns}; use 1, or {LANES} with rhs_block and such a divisor of n"
+            )
 
     @property
     def row_dtypes(self) -> tuple[str, ...]:
         """Dtypes of the arrays that are copied by rows."""
         return self.dtype, self.dtype_out, *filter(None, (self.residual,))
 
+    def weights_bytes(self, columns: int) -> int:
+        """Return the bytes of columns of a matrix of the right-hand sides, as they are stored, with their scales."""
+        scales = columns // self.scale_columns * self.scale_blocks * dtype_bytes("float32") if self.dtype_rhs else 0
+        return format_bytes(self.dtype_rhs or self.dtype, columns * self.k) + scales
+
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of a number of the right-hand sides, as they are stored."""
-        return dtype_bytes(self.dtype_rhs or self.dtype)
+    def scale_blocks(self) -> int:
+        """The number of scales of a column of quantized right-hand sides."""
+        return self.k // (self.rhs_block or self.k)
+
+    @property
+    def dtype_pushed(self) -> str:
+        """The dtype of the weights in the matrix units: floats of eight bits go there as they are, next to bfloat16."""
+        is_float8 = self.dtype_rhs is not None and self.dtype_rhs.startswith("float8")
+        return self.dtype_rhs if is_float8 and self.dtype_rhs and self.dtype == "bfloat16" else self.dtype
 
     @property
     def products(self) -> int:
@@ -110,10 +174,10 @@ class GroupedSpec(GroupedSizes):
     @property
     def least_hbm_bytes(self) -> int:
         """Bytes of each row, each matrix of a group that has rows, its scales, the residual, and the result, once."""
-        columns = self.products * self.groups_with_rows * self.n
-        column_bytes = self.k * self.weight_bytes + (dtype_bytes("float32") if self.dtype_rhs else 0)
+        weights_bytes = self.weights_bytes(self.products * self.groups_with_rows * self.n)
         extra_bytes = sum(dtype_bytes(dtype) for dtype in (self.dtype_out, self.residual) if dtype)
-        return self.m * self.k * dtype_bytes(self.dtype) + columns * column_bytes + self.m * self.n * extra_bytes
+        lhs_bytes = self.m * (self.k * dtype_bytes(self.dtype) + (dtype_bytes("float32") if self.lhs_scale else 0))
+        return lhs_bytes + weights_bytes + self.m * self.n * extra_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.epilogue import apply_epilogue, as_dtype
+from systolic.ops.grouped.codes import in_floats
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.spec import accumulator_dtype
 
@@ -18,6 +19,12 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
+    blocks = 0 if fused.rhs_scale is None else fused.rhs_scale.shape[1]
+    has_blocks = blocks > (2 if product.side_by_side or fused.up is not None else 1)
+    if fused.lhs_scale is not None and (has_blocks or lhs.dtype != jnp.int8):
+        lhs, fused = lhs.astype(jnp.float32) * fused.lhs_scale[:, None], fused._replace(lhs_scale=None)
+    if has_blocks:
+        rhs, fused = in_floats(product, lhs, rhs, fused)
     factors = (None if factor is None else factor.astype(lhs.dtype) for factor in (rhs, fused.up))
     total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in factors)
     assert total is not None
@@ -49,6 +56,9 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
     if fused.rhs_scale is not None and rows.groups:
         scales = fused.rhs_scale[rows.group]
         total, up = total * scales[:, 0], None if up is None else up * scales[:, 1]
+    if fused.lhs_scale is not None:
+        scale = fused.lhs_scale[:, None]
+        total, up = total * scale, None if up is None else up * scale
     out = apply_epilogue(
         total,
         product.dtype_out,

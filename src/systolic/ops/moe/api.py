@@ -10,7 +10,7 @@ from systolic.chips import Chip
 if TYPE_CHECKING:
     import numpy as np
     from jax import Array
-    from jax.typing import ArrayLike
+    from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Float, Int, Shaped
 
     from systolic.ops.engine.backend import Implementation
@@ -33,6 +33,7 @@ def moe(
     bias_down: ArrayLike | None = None,
     shared: tuple[ArrayLike | Quantized, ArrayLike | Quantized, ArrayLike | Quantized] | None = None,
     capacity: int | None = None,
+    quantize_lhs: DTypeLike | None = None,
     axis_name: str | None = None,
     precision: Any = None,
     implementation: Implementation = None,
@@ -60,6 +61,8 @@ def moe(
       shared: (w_gate, w_up, w_down) of an MLP that every token passes through, [d, n], [d, n] and [n, d].
       capacity: rows of an expert at most. Of more, the last in the order of tokens are dropped: that expert adds
         nothing to them. None: no token is dropped.
+      quantize_lhs: the format to which rows of both products are quantized next to quantized experts, as in
+        `systolic.grouped_matmul`; not those of `shared`.
       axis_name: mesh axis over which experts are cut, in `jax.shard_map`. x and routing are of this device's tokens,
         routing over the experts of all devices, matrices and biases of this device's experts; `shared` is whole.
       precision, implementation, chip: as in `systolic.grouped_matmul`.
@@ -78,10 +81,15 @@ def moe(
     from systolic.ops.moe.layer import Experts, experts_sum, over_devices
     from systolic.ops.moe.weights import checked
     from systolic.ops.quantized.arguments import is_quantized
+    from systolic.spec import SpecError
 
     w_gate, w_up, w_down = (
         checked(value, name, x) for name, value in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down))
     )
+    if quantize_lhs is not None and not all(value is None or is_quantized(value) for value in (w_gate, w_up, w_down)):
+        raise SpecError(
+            f"quantize_lhs={quantize_lhs!r} without quantized experts; quantize all of them, or leave it out"
+        )
     call = canonical(
         x,
         routing,
@@ -95,11 +103,12 @@ def moe(
     )
     experts = Experts(w_gate, w_up, w_down, bias_gate, bias_up, bias_down)
     options = {"precision": precision, "implementation": implementation, "chip": chip}
+    expert_options = {**options, "quantize_lhs": quantize_lhs}
     with jax.named_scope("moe"):
         if axis_name is None:
-            out = experts_sum(call, experts, activation, options)
+            out = experts_sum(call, experts, activation, expert_options)
         else:
-            out = over_devices(call, experts, axis_name, activation, options)
+            out = over_devices(call, experts, axis_name, activation, expert_options)
         if shared is not None:
             matrices: tuple[Any, ...] = shared
             gate, up, down = (value if is_quantized(value) else jax.numpy.asarray(value) for value in matrices)

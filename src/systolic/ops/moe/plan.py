@@ -7,13 +7,13 @@ from typing import Any
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
-from systolic.ops.grouped.spec import GroupedSpec
+from systolic.ops.grouped.spec import GroupedSpec, multiplies_codes, reads_codes, shared_columns
 from systolic.ops.moe.forms import Form, combine_form, ring_us, scatter_form, spread_form
 from systolic.ops.moe.ring_products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeLayers, MoeSpec
 from systolic.ops.planner import plan
-from systolic.spec import dtype_bytes
+from systolic.spec import dtype_bytes, format_bytes
 from systolic.support.summary import Summarised, Summary
 
 # Of XLA's all-gather, the share of the time that links are busy.
@@ -55,7 +55,7 @@ class MoePlan(Summarised):
     def summary(self) -> Summary:
         """Describe what computes each part, why, and how long it takes."""
         sizes, dtype, _ = MoeLayers().words(self.spec)
-        experts = f", experts of {self.spec.dtype_rhs}" if self.spec.dtype_rhs else ""
+        experts = f", experts of {self.spec.experts_named}" if self.spec.dtype_rhs else ""
         return Summary(
             heading=f"{sizes}, {dtype}{experts} on {self.chip}",
             facts={
@@ -89,11 +89,8 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e") -> MoePlan:
         tokens=spec.m, top_k=spec.top_k, experts=here, d=spec.k, dtype=spec.dtype, dtype_out=spec.dtype
     )
     down = _product("down", spec, chip, here, rows_per_expert, k=spec.n, n=spec.k, gated=False)
-    parts = [
-        _moved("rows of tokens", spread),
-        _product("gate and up", spec, chip, here, rows_per_expert, k=spec.k, n=spec.n, gated=True),
-        down,
-    ]
+    gate_up = _product("gate and up", spec, chip, here, rows_per_expert, k=spec.k, n=spec.n, gated=True)
+    parts = [_moved("rows of tokens", spread), *gate_up, *down]
     form = (
         f"sorted: {used_rows:,} rows of tokens are copied in the order of experts, "
         f"{used_rows * spec.k * dtype_bytes(spec.dtype) / 1e6:,.1f} MB written and read again"
@@ -117,7 +114,7 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e") -> MoePlan:
         if ring is not None:
             gather_us /= ring.slabs
             why = f"the first {ring.columns:,} columns of all devices' tokens, while their choices are sorted"
-            parts = [_on_ring(ring_spec, ring, chip), down]
+            parts = [_on_ring(ring_spec, ring, chip), *down]
             form = f"tokens travel {ring.columns:,} columns at a time round the ring of a mesh that is set, in products"
         scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)
         names = ("sums of tokens", "reduce-scatter") if len(scattering) > 1 else ("sums of tokens and reduce-scatter",)
@@ -149,19 +146,54 @@ def _with_sums(spec: RingProductsSpec, schedule: ScatterProductsSchedule, chip: 
     return MoePart(name=name, by="a kernel", why=why, time_us=schedule.time_us(spec, chip, links_us))
 
 
-def _product(name: str, spec: MoeSpec, chip: Chip, groups: int, rows: int, *, k: int, n: int, gated: bool) -> MoePart:
+def _product(
+    name: str, spec: MoeSpec, chip: Chip, groups: int, rows: int, *, k: int, n: int, gated: bool
+) -> list[MoePart]:
+    """Return a product, after the part that dequantizes its matrices if the kernel does not read their codes."""
+    parts, dtype_rhs = list[MoePart](), spec.dtype_rhs
+    if dtype_rhs and not reads_codes(dtype_rhs, k, spec.rhs_block or k, chip):
+        numbers = groups * k * n * (2 if gated else 1)
+        moved_bytes = format_bytes(dtype_rhs, numbers) + numbers * dtype_bytes(spec.dtype)
+        why = f"the kernel does not read {spec.experts_named}: all experts are written in {spec.dtype}"
+        time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
+        parts.append(MoePart(name=f"dequantize {name}", by="XLA", why=why, time_us=time_us))
+        dtype_rhs = None
+    row_format = spec.quantize_lhs if dtype_rhs else None
+    if row_format:
+        rows_here, is_multiplied = (
+            spec.m * spec.top_k // spec.devices,
+            multiplies_codes(row_format, dtype_rhs or "", k, chip),
+        )
+        moved_bytes = (
+            rows_here * k * (dtype_bytes(spec.dtype) + dtype_bytes(row_format if is_multiplied else spec.dtype))
+        )
+        why = (
+            f"each row to {row_format}"
+            if is_multiplied
+            else f"to {row_format}, and back to {spec.dtype}: {chip.name} does not multiply both as they are"
+        )
+        time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
+        parts.append(MoePart(name=f"quantize rows of {name}", by="XLA", why=why, time_us=time_us))
+        row_format = row_format if is_multiplied else None
+    has_blocks = dtype_rhs is not None and spec.rhs_block not in (None, k)
     product = GroupedSpec(
         m=spec.m * spec.top_k,
         k=k,
         n=n,
         groups=groups,
         rows_per_group=rows,
-        dtype=spec.dtype,
+        dtype=row_format or spec.dtype,
         dtype_out=spec.dtype,
         activation="silu" if gated else "",
         gated=gated,
         existing_out=spec.devices > 1,
-        dtype_rhs=spec.dtype_rhs,
+        dtype_rhs=dtype_rhs,
+        lhs_scale=row_format is not None,
+        rhs_block=spec.rhs_block if has_blocks else None,
+        scale_columns=shared_columns(n, spec.scale_columns) if has_blocks else 1,
     )
     chosen = plan(product, chip)
-    return MoePart(name=name, by="a kernel", why=f"{chosen.config}, {chosen.provenance}", time_us=chosen.time_us)
+    why = f"{chosen.config}, {chosen.provenance}"
+    if dtype_rhs:
+        why = f"codes of {dtype_rhs} are read as they are stored, {why}"
+    return [*parts, MoePart(name=name, by="a kernel", why=why, time_us=chosen.time_us)]

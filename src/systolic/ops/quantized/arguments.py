@@ -105,7 +105,7 @@ def canonical(
         dtype_out=stored_dtype(dtype_out),
         activation=name,
         function=function,
-        quantize_lhs=None if quantize_lhs is None else _row_format(quantize_lhs),
+        quantize_lhs=None if quantize_lhs is None else row_format_named(quantize_lhs),
         gated=gated,
     )
 
@@ -189,7 +189,7 @@ def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
     return _Rows(array=values, scales=scales.astype(jnp.float32), is_vector=is_vector, dtype=dtype)
 
 
-def _row_format(name: Any) -> str:
+def row_format_named(name: Any) -> str:
     format_name = format_named(name)
     if format_name not in ROW_FORMATS:
         raise QuantizationError(f"quantize_lhs={name!r}; rows are quantized to {', '.join(ROW_FORMATS)}")

@@ -73,8 +73,12 @@ class Quantized:
         import jax.numpy as jnp
 
         require_quantized(self)
-        values = self.values.astype(jnp.float32).reshape(split_shape(self.shape, self.blocks))
-        scales = self.scales.astype(jnp.float32).reshape(split_shape(self.scales.shape, (1,) * self.ndim))
+        scales, blocks = self.scales.astype(jnp.float32), self.blocks
+        if self.ndim and 1 < scales.shape[-1] < self.shape[-1]:
+            # Values in blocks of columns would need another layout on a TPU: XLA copies them, in float32.
+            scales, blocks = jnp.repeat(scales, blocks[-1], axis=-1), (*blocks[:-1], 1)
+        values = self.values.astype(jnp.float32).reshape(split_shape(self.shape, blocks))
+        scales = scales.reshape(split_shape(scales.shape, (1,) * self.ndim))
         return (values * scales).reshape(self.shape).astype(dtype)
 
 

@@ -32,6 +32,28 @@ def test_kernels_move_rows_where_arithmetic_says_that_they_are_faster(chip: str)
     assert 1 < plan.time_us / (least_s * 1e6) < 2
 
 
+def test_experts_in_formats_that_no_kernel_reads_are_dequantized() -> None:
+    squares = dataclasses.replace(LAYER, dtype_rhs="float8_e4m3fn", rhs_block=128, scale_columns=128)
+    plan, floats = (systolic.plan_moe(spec, "v6e") for spec in (squares, LAYER))
+    assert [part.name for part in plan.parts] == [part.name for part in floats.parts]
+    assert "codes of float8_e4m3fn are read as they are stored" in plan.parts[1].why
+    assert "float8_e4m3fn, a scale for 128 × 128" in str(plan)
+    fewest = [dataclasses.replace(spec, m=128) for spec in (squares, LAYER)]
+    times = [systolic.plan_moe(spec, "v6e").time_us for spec in fewest]
+    assert times[0] < 0.6 * times[1]
+    fp4 = systolic.plan_moe(dataclasses.replace(LAYER, dtype_rhs="float4_e2m1fn", rhs_block=32), "v6e")
+    parts = {part.name: part for part in fp4.parts}
+    assert (parts["dequantize down"].by, parts["down"].by) == ("XLA", "a kernel")
+    assert "does not read float4_e2m1fn, a scale for 32 × 1" in parts["dequantize gate and up"].why
+    assert fp4.time_us > floats.time_us + parts["dequantize down"].time_us
+    rows = dataclasses.replace(LAYER, dtype_rhs="int8", quantize_lhs="int8")
+    for chip, why in (("v6e", "each row to int8"), ("v7x", "v7x does not multiply both as they are")):
+        parts = {part.name: part for part in systolic.plan_moe(rows, chip).parts}
+        assert why in parts["quantize rows of down"].why
+    with pytest.raises(SpecError, match="divisors of both"):
+        dataclasses.replace(squares, rhs_block=1000)
+
+
 def test_devices_share_the_experts_and_send_the_tokens() -> None:
     one, eight = (systolic.plan_moe(spec, "v6e") for spec in (LAYER, EIGHT))
     names = [part.name for part in eight.parts]

@@ -14,7 +14,8 @@ class GroupedOperands(NamedTuple):
     row_scale: Any = None  # float32 [m, 1]
     up: Any = None  # as rhs; None: there is no second product, or rhs has its columns too
     residual: Any = None  # [m, n], added last
-    rhs_scale: Any = None  # float32 [groups, products, n]: rhs and up are quantized
+    rhs_scale: Any = None  # float32 [groups, products · blocks of k, n or n / 128]: rhs and up are quantized
+    lhs_scale: Any = None  # float32 [m, 1]: rows are quantized
     existing: Any = None  # [m, n], which the result is written into
 
 
@@ -24,15 +25,18 @@ class Buffers(NamedTuple):
     stored_tile: Any  # int32 [out_slots]: the slot's tile of columns; None if all are equally wide
     rows: Any
     scale: Any
+    lhs_scale: Any
     weights: Any
     bias: Any
-    rhs_scale: Any  # [weight_slots, products, tile_n]
+    rhs_scale: Any  # [weight_slots, products · blocks of k, tile_n or n / 128]
+    column_scale: Any  # [products · blocks of k, tile_n]: scales of each column, if columns share them; else None
     residual: Any  # [residual_slots, rows, tile_n], a panel's rows of a tile of columns
     acc: Any  # [products, rows, columns], sums over k of a block, if that takes several stretches of code; else None
     out: Any
     shared: Any  # [core_n, register, tile_n]
     rows_sem: Any
     scale_sem: Any
+    lhs_scale_sem: Any
     weights_sem: Any
     bias_sem: Any
     rhs_scale_sem: Any

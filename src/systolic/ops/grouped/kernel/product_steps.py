@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import apply_epilogue
-from systolic.kernels.registers import block_of, parts_of
+from systolic.kernels.registers import Parts, block_of, parts_of
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.code_blocks import RowBlock
 from systolic.ops.grouped.kernel.product_arrays import At, Buffers, GroupedOperands
@@ -21,6 +21,7 @@ from systolic.ops.grouped.kernel.product_outputs import Outputs, rows_of
 from systolic.ops.grouped.kernel.visits import Field, Groups, list_panels
 from systolic.ops.grouped.schedule import GroupedSchedule
 from systolic.ops.grouped.spec import GroupedSpec
+from systolic.schedule import LANES
 
 Fn = Callable[[Array], Array]
 
@@ -128,9 +129,13 @@ class Steps:
         target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
         buffers, refs = self.buffers, self.refs
         result = [pltpu.make_async_copy(refs.lhs.at[source, :], buffers.rows.at[target, :], buffers.rows_sem.at[slot])]
-        if refs.row_scale is not None:
-            scale = refs.row_scale.at[source, :], buffers.scale.at[target, :]
-            result.append(pltpu.make_async_copy(*scale, buffers.scale_sem.at[slot]))
+        scales = (
+            (refs.row_scale, buffers.scale, buffers.scale_sem),
+            (refs.lhs_scale, buffers.lhs_scale, buffers.lhs_scale_sem),
+        )
+        for array, buffer, sem in scales:
+            if array is not None:
+                result.append(pltpu.make_async_copy(array.at[source, :], buffer.at[target, :], sem.at[slot]))
         return result
 
     def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
@@ -147,7 +152,10 @@ class Steps:
             bias = refs.bias.at[group, :, columns], buffers.bias.at[slot, :, there]
             result.append(pltpu.make_async_copy(*bias, buffers.bias_sem.at[slot]))
         if refs.rhs_scale is not None:
-            scale = refs.rhs_scale.at[group, :, columns], buffers.rhs_scale.at[slot, :, there]
+            if spec.scale_columns > 1:
+                scale = refs.rhs_scale.at[group], buffers.rhs_scale.at[slot]
+            else:
+                scale = refs.rhs_scale.at[group, :, columns], buffers.rhs_scale.at[slot, :, there]
             result.append(pltpu.make_async_copy(*scale, buffers.rhs_scale_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
@@ -161,6 +169,8 @@ class Steps:
         self._copies.wait((number, at))
         slot = self._copies.slot(number)
         size = self._of(at, Field.SIZE)
+        if self.buffers.column_scale is not None:
+            self._scale_columns(at, slot)
 
         largest, *smaller = self.schedule.blocks
         count = lax.div(jnp.maximum(size - largest.above + largest.rows - 1, 0), largest.rows)
@@ -216,29 +226,61 @@ class Steps:
 
     def _scaled(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         total = self._total(rows, slot, product, columns, width, block)
-        scale = self.buffers.rhs_scale
-        return total if scale is None else total * scale[slot, pl.ds(product, 1), columns]
+        if self.buffers.rhs_scale is not None and self.spec.scale_blocks == 1:
+            total = total * self._scale(slot, product, 0, columns)
+        return total if self.buffers.lhs_scale is None else total * self.buffers.lhs_scale[rows, :]
+
+    def _scale(self, slot: Any, product: int, block: Any, columns: Any) -> Array:
+        """Return the scales of a block of k."""
+        row = pl.ds(product * self.spec.scale_blocks + block, 1)
+        if self.buffers.column_scale is not None:
+            return self.buffers.column_scale[row, columns]
+        return self.buffers.rhs_scale[slot, row, columns]
+
+    def _scale_columns(self, at: At, slot: Any) -> None:
+        """Write the scales of a step's columns, of those that whole registers of columns share."""
+        shared, target = self.buffers.rhs_scale[slot], self.buffers.column_scale
+        number = lax.broadcasted_iota(jnp.int32, shared.shape, 1)
+        first = (self.outputs.first_tile + at.tile) * (self.schedule.tile_n // LANES)
+        for register in range(self.schedule.tile_n // LANES):
+            scale = jnp.where(number == first + register, shared, 0.0).sum(1, keepdims=True)
+            target[:, register * LANES : (register + 1) * LANES] = jnp.broadcast_to(scale, (shared.shape[0], LANES))
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
-        """Return a product of a block with `columns` of the weights, over all of k."""
+        """Return a product of a block with `columns` of the weights, over all of k, with the scales of blocks of k."""
         buffers, spec = self.buffers, self.spec
 
         def partial(depth: Any) -> Array:
             tile = (columns, depth) if spec.transpose_rhs else (depth, columns)
             # Quantized weights are exact in the dtype of the rows; scales multiply the sums.
-            weights = buffers.weights[slot, product, *tile].astype(spec.dtype)
+            weights = buffers.weights[slot, product, *tile].astype(spec.dtype_pushed)
             return dot(buffers.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
 
+        def scaled(part: Parts, number: Any) -> Array:
+            """Return the sum of a part of k, a stretch of whole blocks if these have scales."""
+            if spec.scale_blocks == 1:
+                return partial(part.at(number))
+            scale_block = spec.k // spec.scale_blocks
+            first = part.first + number * part.size
+            total = None
+            for begin in range(0, part.size, scale_block):
+                row = first + begin if isinstance(number, int) else pl.multiple_of(first + begin, scale_block)
+                scale = self._scale(slot, product, lax.div(row, scale_block), columns)
+                of_block = partial(pl.ds(row, scale_block)) * scale
+                total = of_block if total is None else total + of_block
+            assert total is not None
+            return total
+
         if buffers.acc is None:
-            return partial(slice(None))
+            return scaled(parts_of(spec.k, spec.k)[0], 0)
         acc = buffers.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
 
-        def add(depth: Any, is_first: Any) -> None:
-            partial_sum = partial(depth)
-            acc[...] = jnp.where(is_first, jnp.zeros_like(partial_sum), acc[...]) + partial_sum
+        def add(number: Any) -> None:
+            partial_sum = scaled(first_part, number)
+            acc[...] = jnp.where(number == 0, jnp.zeros_like(partial_sum), acc[...]) + partial_sum
 
         first_part, *rest = parts_of(spec.k, block.depth)
-        pl.loop(0, first_part.how_many)(lambda index: add(first_part.at(index), index == 0))
+        pl.loop(0, first_part.how_many)(add)
         for later_part in rest:
-            acc[...] += partial(later_part.at(0))
+            acc[...] += scaled(later_part, 0)
         return acc[...]
