@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip
 
@@ -28,7 +28,7 @@ def all_gather_matmul(
     activation: str | Callable[[Array], Array] | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
-    wire_dtype: Literal["int8"] | None = None,
+    wire_dtype: DTypeLike | None = None,
     ring: Sequence[int] | None = None,
     collective_id: int | None = None,
     implementation: Implementation = None,
@@ -99,6 +99,7 @@ def matmul_reduce_scatter(
     activation: str | Callable[[Array], Array] | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
+    wire_dtype: DTypeLike | None = None,
     ring: Sequence[int] | None = None,
     collective_id: int | None = None,
     implementation: Implementation = None,
@@ -142,6 +143,7 @@ def matmul_reduce_scatter(
         activation=activation,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        wire_dtype=wire_dtype,
         ring=ring,
         collective_id=collective_id,
     )

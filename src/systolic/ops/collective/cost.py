@@ -99,7 +99,7 @@ def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
     sum_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")
     # The compiler copies the rows that were converted: with [512, 8192] of bfloat16 it took 7.3 MiB more.
-    is_converted = sizes.wire_dtype is not None and not sizes.sums_integers
+    is_converted = sizes.rows_wire_dtype is not None and not sizes.multiplies_bytes
     is_copied = is_converted or (not sizes.scatters and schedule.block <= _SPILLING_BLOCK)
     copied_rows = schedule.pass_rows if is_copied else 0
     copied_bytes = copied_rows * sizes.k * dtype_bytes(sizes.dtype) + _widened_bytes(sizes, schedule.block)
@@ -135,7 +135,7 @@ class _Times:
         # At the rate of one TensorCore. Cores share HBM and the links, all with the same of each at the same time.
         row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
         row /= chip.peak_ops_per_s(sizes.dtype_multiplied)
-        width_bytes = schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.row_bytes
+        width_bytes = sizes.sent_row_bytes(schedule.block if sizes.scatters else sizes.k)
         return _Times(
             row=row,
             block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
@@ -259,7 +259,7 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     )
                     require_fit(schedule, sizes, chip)
                     products = schedule.piece_rows, schedule.pass_rows, block
-                    if sizes.wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
+                    if sizes.rows_wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
                         continue
                     if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
                         known.add(products)

@@ -36,7 +36,7 @@ from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.collective.schedule import OUT_SLOTS, PART_SLOTS, WAYS, RingSchedule
-from systolic.ops.collective.wire import scales_of
+from systolic.ops.collective.wire import decoded, scales_of
 from systolic.schedule.legality import LANES
 
 _ROW_ALIGNMENT = 8
@@ -234,7 +234,7 @@ def _body(
         source, to = (pl.ds(pl.multiple_of(start, _CONVERTED_ROWS), _CONVERTED_ROWS) for start in (row, first))
         x = x_vmem[slot, lax.rem(piece, jnp.int32(WAYS)), source]
         if made_vmem is not None:
-            made_vmem[to] = x[:, :k].astype(made_vmem.dtype)
+            made_vmem[to] = decoded(x[:, :k], schedule.wire_dtype).astype(made_vmem.dtype)
         scales_vmem[to] = jnp.broadcast_to(scales_of(x[:, k:]), (_CONVERTED_ROWS, LANES))
 
     def multiply(of_pass: Any, columns: Callable[[Any, Any], None]) -> None:
@@ -260,6 +260,7 @@ def _body(
             part, group = part_and_group(of_pass)
             x = x_vmem[pl.ds(place_of_slot(part, group * at_once), at_once), :, :, :k]
             x = x.reshape(at_once * WAYS * rows, k)
+            x = x if schedule.wire_dtype is None else decoded(x, schedule.wire_dtype)
         else:
             x = made_vmem[...]
         bias = None if refs.bias is None else refs.bias[core_block + number, :, columns]
