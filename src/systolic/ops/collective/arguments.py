@@ -99,7 +99,7 @@ def canonical(
         dtype_out=stored_dtype(dtype_out),
         activation=name,
         function=function,
-        wire_dtype=_wire_dtype(wire_dtype, dtype),
+        wire_dtype=wire_dtype_named(wire_dtype, dtype),
         slice_mesh=slice_of(concrete_mesh(), axis_name),
     )
     flat = rows.astype(dtype).reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -140,6 +140,21 @@ def barrier_number(axis_name: str) -> int:
     return _FIRST_COLLECTIVE_ID + get_abstract_mesh().axis_names.index(axis_name)
 
 
+def wire_dtype_named(dtype: Any, operand_dtype: str) -> str | None:
+    """Return the name of the dtype in which rows and sums travel; raise SpecError unless it is None or known."""
+    if dtype is None:
+        return None
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = dtype
+    if name not in LARGEST:
+        raise SpecError(f"wire_dtype={name!r}; use {', '.join(map(repr, LARGEST))}, or leave it out")
+    if not jnp.issubdtype(operand_dtype, jnp.floating):
+        raise SpecError(f"wire_dtype={name!r} with operands of {operand_dtype}; it rounds, so use it for floats")
+    return name
+
+
 def _quantized(w: Any, kind: Kind, devices: int) -> Quantized:
     """Return a quantized weight; raise QuantizationError if scales do not go with the values of this device."""
     array, fix = from_qwix(w) if not isinstance(w, Quantized) else w, "in `jax.shard_map` cut scales as their values"
@@ -166,20 +181,6 @@ def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     if sorted(order) != list(range(devices)):
         raise SpecError(f"ring={order} is not an order of the {devices} devices of the axis, 0 to {devices - 1}")
     return order
-
-
-def _wire_dtype(dtype: Any, operand_dtype: str) -> str | None:
-    if dtype is None:
-        return None
-    try:
-        name = jnp.dtype(dtype).name
-    except TypeError:
-        name = dtype
-    if name not in LARGEST:
-        raise SpecError(f"wire_dtype={name!r}; use {', '.join(map(repr, LARGEST))}, or leave it out")
-    if not jnp.issubdtype(operand_dtype, jnp.floating):
-        raise SpecError(f"wire_dtype={name!r} with operands of {operand_dtype}; it rounds, so use it for floats")
-    return name
 
 
 def _collective_id(number: int) -> int:
