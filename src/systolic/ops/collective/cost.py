@@ -15,6 +15,7 @@ from typing import Any
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule
 from systolic.ops.collective.sizes import RingSizes, core_shares, schedule_fields, violations_of
+from systolic.ops.collective.wire_cost import made_us
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
@@ -126,6 +127,7 @@ class _Times:
     copy: float  # of a part of its result
     weights: float  # of a block of w, from HBM
     sent: float  # what a step sends at once in one direction: a piece of x, or a block of sums
+    made: float  # values of a slot that travel in eight bits: the rows', or a block's sums
     hop: float
 
     @staticmethod
@@ -142,6 +144,7 @@ class _Times:
             copy=sizes.outs * COPY_US,
             weights=schedule.row_cores * sizes.weight_bytes / schedule.blocks / chip.hbm_bytes_per_s * 1e6,
             sent=schedule.cores * schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
+            made=WAYS * schedule.piece_rows * made_us(schedule, sizes, chip),
             hop=chip.links.hop_s * 1e6,
         )
 
@@ -165,6 +168,7 @@ def _gather_us(schedule: RingSchedule, times: _Times) -> float:
     pass_us = schedule.blocks * (
         schedule.pass_rows * times.row + times.block + WAYS * schedule.slots_at_once * times.copy
     )
+    pass_us += schedule.slots_at_once * times.made
     for number in range(schedule.parts * schedule.groups):
         part, group = divmod(number, schedule.groups)
         for slot in range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once):
@@ -187,14 +191,14 @@ def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
         product = schedule.first_slots * slot_rows * times.row + times.block
         now = max(now, START_US + (block + 1) * times.weights) + product
         for slot in range(schedule.fresh_slots):
-            now += WAYS * times.copy
+            now += WAYS * times.copy + times.made
             arrivals[slot, block] = link.arrival(now)
 
     def add(slot: int, block: int) -> None:
         nonlocal now
         # The last sums come in the steps before the device's own rows are finished.
         before = min(slot, schedule.steps) - schedule.pieces
-        now = max(now, arrivals.get((before, block), 0.0)) + WAYS * times.copy
+        now = max(now, arrivals.get((before, block), 0.0)) + WAYS * times.copy + times.made
         if slot < schedule.steps:
             arrivals[slot, block] = link.arrival(now)
 

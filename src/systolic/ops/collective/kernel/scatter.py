@@ -118,6 +118,8 @@ def _body(
         source, to = (sums_vmem.at[slot, direction, number] for slot in (step, step + pieces))
         return walk.copy_on(source, to, send_sem.at[direction], recv_sem.at[direction, step, number], direction)
 
+    strip_rows = min(rows, _STRIP_ROWS)
+
     def each_strip(act: Callable[[Any], None]) -> None:
         """Act on all rows of a piece, or if sums are made of bytes, on a few at once, which fit in registers."""
         if schedule.wire_dtype is None:
@@ -125,9 +127,9 @@ def _body(
             return
 
         def act_on(number: Any, _: None) -> None:
-            act(pl.ds(pl.multiple_of(number * _STRIP_ROWS, _STRIP_ROWS), _STRIP_ROWS))
+            act(pl.ds(pl.multiple_of(number * strip_rows, strip_rows), strip_rows))
 
-        lax.fori_loop(0, rows // _STRIP_ROWS, act_on, None)
+        lax.fori_loop(0, rows // strip_rows, act_on, None)
 
     def arrived(place: Any, strip: Any) -> Any:
         """Return rows of the sums at a place, in float32."""
