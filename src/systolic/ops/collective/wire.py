@@ -18,6 +18,7 @@ from systolic.schedule.legality import LANES
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # by the dtype of the wire
 
 _LOW_BITS = 0xFFFF  # of float32: those that bfloat16 does not have
+_WHOLE_NUMBERS = 1.5 * 2.0**23
 _LEAST_SCALE = 2.0**-126  # of a row of zeros: its inverse is finite
 
 
@@ -52,7 +53,8 @@ def coded(values: Array, scales: Array, wire_dtype: str) -> Array:
     """Return the bytes of values in float32, as int8."""
     scaled = values * (1 / scales)
     if wire_dtype == "int8":
-        return jnp.round(scaled).astype(jnp.int8)
+        # Beside this number the units of float32 are whole numbers: the sum is rounded to nearest, and ends in the byte.
+        return lax.bitcast_convert_type(scaled + _WHOLE_NUMBERS, jnp.int32).astype(jnp.int8)
     return lax.bitcast_convert_type(scaled.astype(wire_dtype), jnp.int8)
 
 

@@ -136,26 +136,31 @@ def _body(
         sums = place[strip]
         return sums.astype(jnp.float32) if schedule.wire_dtype is None else unpacked(sums, schedule.wire_dtype)
 
+    # The row maxima of one direction are computed while the other direction's values are added.
+    together = [[direction] for direction in DIRECTIONS] if schedule.wire_dtype is None else [DIRECTIONS]
+
     def pass_on(slot: Any, index: Any, number: Any, *, is_first: bool) -> None:
         """Add this device's product to a block of the sums that have arrived, and send it."""
-        for direction in DIRECTIONS:
-            place = sums_vmem.at[slot, direction, number]
-            if not is_first:
-                sent(slot - pieces, direction, number).wait_recv()
 
-            def add_strip(strip: Any, direction: int = direction, place: Any = place) -> None:
+        def add(directions: Any, strip: Any) -> None:
+            for direction in directions:
+                place = sums_vmem.at[slot, direction, number]
                 total = products_vmem[kept(number), index, direction, strip]
                 if not is_first:
                     total += arrived(place, strip)
                 if schedule.wire_dtype is None:
                     place[strip] = total.astype(place.dtype)
-                    return
+                    continue
                 scales = row_scales(total, schedule.wire_dtype)
                 place[strip, :block] = coded(total, scales, schedule.wire_dtype)
                 place[strip, block:] = scale_lanes(scales)
 
-            each_strip(add_strip)
-            sent(slot, direction, number).start()
+        for directions in together:
+            for direction in () if is_first else directions:
+                sent(slot - pieces, direction, number).wait_recv()
+            each_strip(functools.partial(add, directions))
+            for direction in directions:
+                sent(slot, direction, number).start()
 
     def stored(piece: Any, number: Any, place: Any) -> Any:
         to = out_hbm.at[pl.ds(pl.multiple_of(piece * rows, _ROW_ALIGNMENT), rows), columns_of(number)]
