@@ -129,7 +129,7 @@ def matmul_reduce_scatter(
       bias: [columns], added once, to the sum of all devices.
       wire_dtype: "int8", "float8_e4m3fn" or "float8_e5m2" sends sums in eight bits with a scale for each row of a block
         of columns, half the bytes of bfloat16. A device adds in float32. On N devices a sum is rounded up to h = N // 2
-        times on its way. As int8 it is then off by up to (253/252)^h - 1, for N = 8 1/63, of the sum over devices of
+        times on its way. As int8 it is then off by up to (253/252)^h - 1, for N = 8 1/62, of the sum over devices of
         the largest magnitude in their row of the product; as float8_e4m3fn by up to (17/16)^h - 1 of the sum over
         devices of the magnitudes of its element. XLA rounds each device's product once. Cotangents travel in their own
         dtype. None: the dtype of the result.

@@ -19,7 +19,7 @@ PART_SLOTS = 2  # parts of the rows that are in VMEM
 # A device sends the next part when its neighbors have forwarded some of this one, and so have multiplied the last part,
 # whose place it takes. With fewer devices nothing is forwarded that late.
 _MIN_DEVICES_FOR_PARTS = 5
-LEAST_BYTE_ROWS = 16  # of a piece in eight bits: half a register, of which a piece has all, or several whole ones
+MIN_BYTE_ROWS = 16  # of a piece in eight bits: it has half a register of rows, or whole registers
 _BYTES = "int8"  # of rows and sums that travel in a dtype of eight bits
 OUT_SLOTS = 2  # blocks of the result that are on their way to HBM
 
@@ -78,7 +78,7 @@ class RingSchedule(DeviceProduct):
     def __post_init__(self) -> None:
         pieces = self.parts * self.pieces
         multiple = pieces * row_multiple(self.wire_dtype or self.dtype)
-        if self.wire_dtype is not None and self.rows == pieces * LEAST_BYTE_ROWS:
+        if self.wire_dtype is not None and self.rows == pieces * MIN_BYTE_ROWS:
             multiple = self.rows
         violations: list[Violation] = []
         if self.pieces < 2 or self.pieces % 2:

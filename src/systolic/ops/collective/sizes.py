@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import LEAST_BYTE_ROWS, WAYS, DeviceProduct, multiplies_bytes, row_multiple
+from systolic.ops.collective.schedule import MIN_BYTE_ROWS, WAYS, DeviceProduct, multiplies_bytes, row_multiple
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.schedule.legality import LANES, Violation
 from systolic.schedule.sizes import padded
@@ -131,8 +131,8 @@ class RingSizes(ProductSizes):
     @property
     def row_multiple(self) -> int:
         """Rows of two pieces, the fewest that a ring sends."""
-        if self.wire_dtype is not None and self.rows <= WAYS * LEAST_BYTE_ROWS:
-            return WAYS * LEAST_BYTE_ROWS
+        if self.wire_dtype is not None and self.rows <= WAYS * MIN_BYTE_ROWS:
+            return WAYS * MIN_BYTE_ROWS
         return WAYS * max(map(row_multiple, (self.wire_dtype or self.dtype, self.dtype_out)))
 
     @property

@@ -19,7 +19,7 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # by 
 
 _LOW_BITS = 0xFFFF  # of float32: those that bfloat16 does not have
 _WHOLE_NUMBERS = 1.5 * 2.0**23
-_LEAST_SCALE = 2.0**-126  # of a row of zeros: its inverse is finite
+_MIN_SCALE = 2.0**-126  # of a row of zeros: its inverse is finite
 
 
 def packed(x: Array, wire_dtype: str) -> Array:
@@ -46,14 +46,14 @@ def row_scales(values: Array, wire_dtype: str) -> Array:
     largest = jnp.where(magnitudes < jnp.inf, magnitudes, jnp.inf).max(axis=1, keepdims=True)
     bits = lax.bitcast_convert_type(largest * (1 / LARGEST[wire_dtype]), jnp.int32)
     scales = lax.bitcast_convert_type((bits + _LOW_BITS) & ~_LOW_BITS, jnp.float32)
-    return jnp.where(largest < jnp.inf, jnp.maximum(scales, _LEAST_SCALE), jnp.nan)
+    return jnp.where(largest < jnp.inf, jnp.maximum(scales, _MIN_SCALE), jnp.nan)
 
 
 def coded(values: Array, scales: Array, wire_dtype: str) -> Array:
     """Return the bytes of values in float32, as int8."""
     scaled = values * (1 / scales)
     if wire_dtype == "int8":
-        # Beside this number the units of float32 are whole numbers: the sum is rounded to nearest, and ends in the byte.
+        # At this magnitude the units of float32 are whole numbers: the sum is rounded to nearest, and ends in the byte.
         return lax.bitcast_convert_type(scaled + _WHOLE_NUMBERS, jnp.int32).astype(jnp.int8)
     return lax.bitcast_convert_type(scaled.astype(wire_dtype), jnp.int8)
 
