@@ -81,13 +81,11 @@ def specs(kind: str, mesh: Mesh) -> tuple[tuple[P, P], P]:
     return (P(data, AXIS), P(AXIS)), P(rows)
 
 
-def ours(mesh: Mesh, kind: str, wire_dtype: Any = None) -> Any:
-    multiply: Any = systolic.matmul_reduce_scatter
-    if kind == "gather":
-        multiply = functools.partial(systolic.all_gather_matmul, wire_dtype=wire_dtype)
+def ours(mesh: Mesh, kind: str, wire_dtype: str | None = None) -> Any:
+    multiply: Any = systolic.all_gather_matmul if kind == "gather" else systolic.matmul_reduce_scatter
     in_specs, out_specs = specs(kind, mesh)
     return jax.shard_map(
-        functools.partial(multiply, axis_name=AXIS, implementation="pallas"),
+        functools.partial(multiply, axis_name=AXIS, implementation="pallas", wire_dtype=wire_dtype),
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,
@@ -135,7 +133,7 @@ def limit_us(
         dtype="bfloat16",
         dtype_out="bfloat16",
         scatters=not gathers,
-        wire_dtype=wire_dtype if gathers else None,
+        wire_dtype=wire_dtype,
         weight_dtype=weight_dtype,
     )
     return 1e6 * max(
@@ -200,7 +198,7 @@ def line(row: dict[str, Any], goal: Goal | None) -> str:
 @click.option("--chip", default="v6e", show_default=True)
 @click.option("--topology", default="2x4", show_default=True, help="Chips of the slice, such as 2x4.")
 @click.option("--data", default=1, show_default=True, help="Devices that cut tokens alone; the others cut weights.")
-@click.option("--wire", type=click.Choice(["int8"]), help="Send gathered rows of ours in this dtype.")
+@click.option("--wire", help="Dtype in which ours sends rows and sums, such as int8 or float8_e4m3fn.")
 @click.option("--weights", help="Dtype of quantized weights, such as int8, which XLA dequantizes.")
 @click.option("--tokens", "counts", type=int, multiple=True, default=(256, 2048), show_default=True)
 @click.option("--only", default="", help="Products whose name contains this, such as gather 8B.")

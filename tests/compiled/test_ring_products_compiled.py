@@ -25,12 +25,12 @@ def pool() -> Iterator[WorkerPool]:
         yield made
 
 
-def gathered(x: Any, w: Any, bias: Any) -> Any:
-    return systolic.all_gather_matmul(x, w, bias=bias, **SHARED)
+def gathered(x: Any, w: Any, bias: Any, **options: Any) -> Any:
+    return systolic.all_gather_matmul(x, w, bias=bias, **SHARED, **options)
 
 
-def scattered(x: Any, w: Any, bias: Any) -> Any:
-    return systolic.matmul_reduce_scatter(x, w, bias=bias, **SHARED)
+def scattered(x: Any, w: Any, bias: Any, **options: Any) -> Any:
+    return systolic.matmul_reduce_scatter(x, w, bias=bias, **SHARED, **options)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,28 @@ def test_each_copy_goes_to_a_neighbor(
     assert collective.sent_bytes == 7 * chunk_bytes
     used = [link.sent_bytes for link in slice_run.links if link.sent_bytes]
     assert used == [3.5 * chunk_bytes] * 16
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("wire_dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("fn", "specs", "out"),
+    [
+        (gathered, (P("model"), P(None, "model"), P("model")), P(None, "model")),
+        (scattered, (P(None, "model"), P("model"), P()), P("model")),
+    ],
+)
+def test_rows_and_sums_travel_in_eight_bits(
+    pool: WorkerPool, fn: Callable[..., Any], specs: Any, out: Any, wire_dtype: str
+) -> None:
+    run = jax.shard_map(functools.partial(fn, wire_dtype=wire_dtype), mesh=MESH, in_specs=specs, out_specs=out)
+    rows, size = 256, 1024
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, size), (size, size), (size,))]
+    outcome = submit_simulation(pool, run, arrays, systolic.chip("v6e"), label="a test", topology="2x4").result()
+    assert outcome.slice_run is not None
+    (collective,) = outcome.slice_run.collectives
+    scales = collective.sent_bytes / (7 * rows // 8) - size
+    assert scales in (128, 256)  # lanes, of a block of columns
 
 
 @pytest.mark.exhaustive

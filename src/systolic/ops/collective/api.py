@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip
 
@@ -28,7 +28,7 @@ def all_gather_matmul(
     activation: str | Callable[[Array], Array] | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
-    wire_dtype: Literal["int8"] | None = None,
+    wire_dtype: DTypeLike | None = None,
     ring: Sequence[int] | None = None,
     collective_id: int | None = None,
     implementation: Implementation = None,
@@ -54,10 +54,12 @@ def all_gather_matmul(
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       precision: for float32 operands. The kernel supports DEFAULT and HIGHEST, one and six bfloat16 passes.
       preferred_element_type: dtype of the result. Default: the dtype of the operands. Sums are float32.
-      wire_dtype: "int8" sends each row of x as int8 with a scale, half the bytes of bfloat16. A value of x is then off
-        by up to 1/252 of the largest magnitude in its row, and an element of the product by up to that times the sum of
-        magnitudes in its column of w. Cotangents travel in their own dtype. A w of int8 is then multiplied as int8.
-        None: x's own dtype.
+      wire_dtype: "int8", "float8_e4m3fn" or "float8_e5m2" sends each row of x in eight bits with a scale, half the
+        bytes of bfloat16. A value of x as int8 is then off by up to 1/252 of the largest magnitude in its row, and an
+        element of the product by up to that times the sum of magnitudes in its column of w. A value as float8_e4m3fn is
+        off by up to 1/16 of its own magnitude, or 1/450,000 of the row's largest if that is more; as float8_e5m2 by up
+        to 1/8. Cotangents travel in their own dtype. A w of the same dtype is multiplied without a conversion. None:
+        x's own dtype.
       ring: axis indices in the order of a ring. Any order is right; a copy between devices that are not neighbors takes
         longer. None: a ring of neighbors by the devices' coordinates, if there is one.
       collective_id: the number of the kernel's barrier, which kernels over one axis may share. None: 8 and the position
@@ -99,6 +101,7 @@ def matmul_reduce_scatter(
     activation: str | Callable[[Array], Array] | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
+    wire_dtype: DTypeLike | None = None,
     ring: Sequence[int] | None = None,
     collective_id: int | None = None,
     implementation: Implementation = None,
@@ -112,7 +115,7 @@ def matmul_reduce_scatter(
 
     Sums travel in the dtype of the result, as XLA's do: a device adds in float32 and rounds what it sends. For bfloat16
     on 8 devices the relative error is √3 times the error of rounding once; preferred_element_type=float32 avoids it
-    and doubles the bytes that are sent.
+    and doubles the bytes that are sent, and `wire_dtype` halves them.
 
     Call it in `jax.shard_map`. It is differentiable in both modes, to any order: the cotangent of x is an
     `all_gather_matmul`. Under `vmap` one call follows another.
@@ -124,6 +127,12 @@ def matmul_reduce_scatter(
         with a scale for each column of the whole weight or of this device's rows.
       axis_name: the mesh axis over which products are summed.
       bias: [columns], added once, to the sum of all devices.
+      wire_dtype: "int8", "float8_e4m3fn" or "float8_e5m2" sends sums in eight bits with a scale for each row of a block
+        of columns, half the bytes of bfloat16. A device adds in float32. On N devices a sum is rounded up to h = N // 2
+        times on its way. As int8 it is then off by up to (253/252)^h - 1, for N = 8 1/62, of the sum over devices of
+        the largest magnitude in their row of the product; as float8_e4m3fn by up to (17/16)^h - 1 of the sum over
+        devices of the magnitudes of its element. XLA rounds each device's product once. Cotangents travel in their own
+        dtype. None: the dtype of the result.
       activation, precision, preferred_element_type, ring, collective_id, implementation, chip: as in
         `all_gather_matmul`.
 
@@ -142,6 +151,7 @@ def matmul_reduce_scatter(
         activation=activation,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        wire_dtype=wire_dtype,
         ring=ring,
         collective_id=collective_id,
     )
@@ -152,16 +162,19 @@ def matmul_all_reduce(
     w: Shaped[Array | np.ndarray, "k columns"] | Quantized,
     *,
     axis_name: str,
+    wire_dtype: DTypeLike | None = None,
     **options: Any,
 ) -> Shaped[Array, "rows *between columns"]:
     """Return `activation(sum over devices of x @ w + bias)`, the same on all devices of a mesh axis.
 
-    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA. Any number of rows is padded in the call.
+    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA. Any number of rows is padded in the call. With a
+    `wire_dtype` the rows are gathered in eight bits too, and so rounded once more.
 
     Args:
       x: [rows, ..., k], this device's part of k.
       w: [k, columns], such as this device's rows of a weight.
       axis_name: the mesh axis over which products are summed.
+      wire_dtype: of sums, and of the results that are gathered, as in `matmul_reduce_scatter`.
       options: bias and others, as in `matmul_reduce_scatter`.
 
     Raises:
@@ -170,14 +183,16 @@ def matmul_all_reduce(
     import jax.numpy as jnp
 
     from systolic.compat import all_gather_alike
-    from systolic.ops.collective.arguments import axis_size
+    from systolic.ops.collective.arguments import axis_size, wire_dtype_named
+    from systolic.ops.collective.derivative import all_gathered
     from systolic.ops.engine.dtypes import operand
 
     x = operand(x, "x")
+    wire = wire_dtype_named(wire_dtype, x.dtype.name)
     rows, devices = x.shape[0], axis_size(axis_name)
     padded = jnp.pad(x, [(0, -rows % devices), *[(0, 0)] * (x.ndim - 1)])
-    parts = matmul_reduce_scatter(padded, w, axis_name=axis_name, **options)
-    return all_gather_alike(parts, axis_name)[:rows]
+    parts = matmul_reduce_scatter(padded, w, axis_name=axis_name, wire_dtype=wire, **options)
+    return (all_gather_alike(parts, axis_name) if wire is None else all_gathered(axis_name, wire, parts))[:rows]
 
 
 def plan_across_chips(fn: Callable[..., Any], *args: Any) -> tuple[RingChoice, ...]:

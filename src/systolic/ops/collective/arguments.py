@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import get_abstract_mesh
 
@@ -17,6 +18,7 @@ from systolic.compat.mesh_values import concrete_mesh
 from systolic.ops.collective.axis_ring import AxisRing
 from systolic.ops.collective.product import Kind, RingProduct
 from systolic.ops.collective.slices import slice_of
+from systolic.ops.collective.wire import LARGEST
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
@@ -57,7 +59,7 @@ def canonical(
     ring: Any,
     collective_id: int | None,
     backend: Backend,
-    wire_dtype: str | None = None,
+    wire_dtype: Any = None,
 ) -> Call:
     """Check the arguments; raise SpecError for an unknown axis, or for shapes or dtypes that do not match."""
     devices = axis_size(axis_name)
@@ -97,7 +99,7 @@ def canonical(
         dtype_out=stored_dtype(dtype_out),
         activation=name,
         function=function,
-        wire_dtype=_wire_dtype(wire_dtype),
+        wire_dtype=wire_dtype_named(wire_dtype, dtype),
         slice_mesh=slice_of(concrete_mesh(), axis_name),
     )
     flat = rows.astype(dtype).reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -146,6 +148,21 @@ def barrier_number(axis_name: str, collective_id: int | None = None) -> int:
     return collective_id
 
 
+def wire_dtype_named(dtype: Any, operand_dtype: str) -> str | None:
+    """Return the name of the dtype in which rows and sums travel; raise SpecError unless it is None or known."""
+    if dtype is None:
+        return None
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = dtype
+    if name not in LARGEST:
+        raise SpecError(f"wire_dtype={name!r}; use {', '.join(map(repr, LARGEST))}, or leave it out")
+    if not jnp.issubdtype(operand_dtype, jnp.floating):
+        raise SpecError(f"wire_dtype={name!r} with operands of {operand_dtype}; it rounds, so use it for floats")
+    return name
+
+
 def _quantized(w: Any, kind: Kind, devices: int) -> Quantized:
     """Return a quantized weight; raise QuantizationError if scales do not go with the values of this device."""
     array, fix = from_qwix(w) if not isinstance(w, Quantized) else w, "in `jax.shard_map` cut scales as their values"
@@ -172,9 +189,3 @@ def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     if sorted(order) != list(range(devices)):
         raise SpecError(f"ring={order} is not an order of the {devices} devices of the axis, 0 to {devices - 1}")
     return order
-
-
-def _wire_dtype(name: Any) -> str | None:
-    if name not in (None, "int8"):
-        raise SpecError(f"wire_dtype={name!r}; use 'int8', or leave it out")
-    return name

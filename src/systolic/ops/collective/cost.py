@@ -15,6 +15,7 @@ from typing import Any
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule
 from systolic.ops.collective.sizes import RingSizes, core_shares, schedule_fields, violations_of
+from systolic.ops.collective.wire_cost import made_us
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
@@ -99,7 +100,7 @@ def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
     sum_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")
     # The compiler copies the rows that were converted: with [512, 8192] of bfloat16 it took 7.3 MiB more.
-    is_converted = sizes.wire_dtype is not None and not sizes.sums_integers
+    is_converted = sizes.rows_wire_dtype is not None and not sizes.multiplies_bytes
     is_copied = is_converted or (not sizes.scatters and schedule.block <= _SPILLING_BLOCK)
     copied_rows = schedule.pass_rows if is_copied else 0
     copied_bytes = copied_rows * sizes.k * dtype_bytes(sizes.dtype) + _widened_bytes(sizes, schedule.block)
@@ -126,6 +127,7 @@ class _Times:
     copy: float  # of a part of its result
     weights: float  # of a block of w, from HBM
     sent: float  # what a step sends at once in one direction: a piece of x, or a block of sums
+    made: float  # values of a slot that travel in eight bits: the rows', or a block's sums
     hop: float
 
     @staticmethod
@@ -135,13 +137,14 @@ class _Times:
         # At the rate of one TensorCore. Cores share HBM and the links, all with the same of each at the same time.
         row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
         row /= chip.peak_ops_per_s(sizes.dtype_multiplied)
-        width_bytes = schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.row_bytes
+        width_bytes = sizes.sent_row_bytes(schedule.block if sizes.scatters else sizes.k)
         return _Times(
             row=row,
             block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
             copy=sizes.outs * COPY_US,
             weights=schedule.row_cores * sizes.weight_bytes / schedule.blocks / chip.hbm_bytes_per_s * 1e6,
             sent=schedule.cores * schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
+            made=WAYS * schedule.piece_rows * made_us(schedule, sizes, chip),
             hop=chip.links.hop_s * 1e6,
         )
 
@@ -165,6 +168,7 @@ def _gather_us(schedule: RingSchedule, times: _Times) -> float:
     pass_us = schedule.blocks * (
         schedule.pass_rows * times.row + times.block + WAYS * schedule.slots_at_once * times.copy
     )
+    pass_us += schedule.slots_at_once * times.made
     for number in range(schedule.parts * schedule.groups):
         part, group = divmod(number, schedule.groups)
         for slot in range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once):
@@ -187,14 +191,14 @@ def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
         product = schedule.first_slots * slot_rows * times.row + times.block
         now = max(now, START_US + (block + 1) * times.weights) + product
         for slot in range(schedule.fresh_slots):
-            now += WAYS * times.copy
+            now += WAYS * times.copy + times.made
             arrivals[slot, block] = link.arrival(now)
 
     def add(slot: int, block: int) -> None:
         nonlocal now
         # The last sums come in the steps before the device's own rows are finished.
         before = min(slot, schedule.steps) - schedule.pieces
-        now = max(now, arrivals.get((before, block), 0.0)) + WAYS * times.copy
+        now = max(now, arrivals.get((before, block), 0.0)) + WAYS * times.copy + times.made
         if slot < schedule.steps:
             arrivals[slot, block] = link.arrival(now)
 
@@ -259,7 +263,7 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     )
                     require_fit(schedule, sizes, chip)
                     products = schedule.piece_rows, schedule.pass_rows, block
-                    if sizes.wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
+                    if sizes.rows_wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
                         continue
                     if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
                         known.add(products)

@@ -85,7 +85,8 @@ def _on_ring(
     schedule = ring_schedule_of(sizes, plan.config, chip)
     kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
     bias, scales = (_of_blocks(array, schedule.block) for array in (operands.bias, operands.scales))
-    x = operands.x if product.wire_dtype is None else packed(operands.x)
+    wire_dtype = sizes.rows_wire_dtype
+    x = operands.x if wire_dtype is None else packed(operands.x, wire_dtype)
     operands = operands._replace(x=_with_rows(x, chunks, schedule.chunk_rows), bias=bias, scales=scales)
     results = (matmul_reduce_scatter if scatters else all_gather_matmul)(operands, kernel)
     return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))

@@ -19,6 +19,8 @@ PART_SLOTS = 2  # parts of the rows that are in VMEM
 # A device sends the next part when its neighbors have forwarded some of this one, and so have multiplied the last part,
 # whose place it takes. With fewer devices nothing is forwarded that late.
 _MIN_DEVICES_FOR_PARTS = 5
+MIN_BYTE_ROWS = 16  # of a piece in eight bits: it has half a register of rows, or whole registers
+_BYTES = "int8"  # of rows and sums that travel in a dtype of eight bits
 OUT_SLOTS = 2  # blocks of the result that are on their way to HBM
 
 
@@ -57,7 +59,7 @@ class RingSchedule(DeviceProduct):
       row_cores: cores that share the rows of every chunk; `rows` are those of one.
       column_cores: cores that share the columns; `columns` are those of one. Not both are more than one.
       parts: of every chunk. All-gather × matmul sends and multiplies them one after another, and has two in VMEM.
-      wire_dtype: of the rows in VMEM, each with its scale in the lanes after its values; None: dtype.
+      wire_dtype: of rows or sums while they travel, each with its scale in the lanes after its values; None: their own.
       weight_dtype: of quantized weights; None: dtype.
 
     Raises:
@@ -74,7 +76,10 @@ class RingSchedule(DeviceProduct):
     weight_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        multiple = self.parts * self.pieces * row_multiple(self.wire_dtype or self.dtype)
+        pieces = self.parts * self.pieces
+        multiple = pieces * row_multiple(self.wire_dtype or self.dtype)
+        if self.wire_dtype is not None and self.rows == pieces * MIN_BYTE_ROWS:
+            multiple = self.rows
         violations: list[Violation] = []
         if self.pieces < 2 or self.pieces % 2:
             limit = "each direction brings half of the opposite device's chunk"
@@ -154,9 +159,9 @@ class RingSchedule(DeviceProduct):
         return self.slots_at_once * WAYS * self.piece_rows
 
     @property
-    def sums_integers(self) -> bool:
-        """True if rows and weights are multiplied as integers."""
-        return self.wire_dtype == self.weight_dtype == "int8"
+    def multiplies_bytes(self) -> bool:
+        """True if all-gather × matmul multiplies rows in the dtype in which they travel."""
+        return multiplies_bytes(self.wire_dtype, self.dtype, self.weight_dtype)
 
     @property
     def scatter_semaphores(self) -> int:
@@ -201,10 +206,10 @@ class RingSchedule(DeviceProduct):
         made = ()
         if self.wire_dtype is not None:
             scales = _buffer("scales", (self.pass_rows, LANES), "float32")
-            made = (scales,) if self.sums_integers else (_buffer("made", (self.pass_rows, k), self.dtype), scales)
+            made = (scales,) if self.multiplies_bytes else (_buffer("made", (self.pass_rows, k), self.dtype), scales)
         return (
             *made,
-            *self._operand_buffers(k, self.weights * self.blocks, self.part_slots * self.slots),
+            *self._operand_buffers(k, self.weights * self.blocks, self.part_slots * self.slots, self.wire_dtype),
             _buffer("out", product, dtype_out, copies=OUT_SLOTS),
         )
 
@@ -213,20 +218,25 @@ class RingSchedule(DeviceProduct):
 
         `sums` has a slot for each step, from which that step sends, and then slots for the last pieces that arrive.
         """
-        blocks = (WAYS, self.blocks, self.piece_rows, self.block)
         kept_blocks = 1 if self.adds_at_once else self.blocks
         products = (kept_blocks, self.first_slots, WAYS, self.piece_rows, self.block)
+        places, sums_dtype = (self.steps + self.pieces, WAYS, self.blocks, self.piece_rows), dtype_out
+        width, finished = self.block, ()
+        if self.wire_dtype is not None:
+            width, sums_dtype = self.block + LANES, _BYTES
+            finished = (_buffer("out", (self.pieces, self.blocks, self.piece_rows, self.block), dtype_out),)
         return (
-            *self._operand_buffers(k, self.blocks, self.slots),
-            _buffer("sums", (self.steps + self.pieces, *blocks), dtype_out),
+            *finished,
+            *self._operand_buffers(k, self.blocks, self.slots, None),
+            _buffer("sums", (*places, width), sums_dtype),
             _buffer("products", products, "float32"),
         )
 
-    def _operand_buffers(self, k: int, blocks: int, slots: int) -> tuple[VmemBuffer, ...]:
+    def _operand_buffers(self, k: int, blocks: int, slots: int, wire_dtype: str | None) -> tuple[VmemBuffer, ...]:
         block = (self.block, k) if self.transpose_rhs else (k, self.block)
-        width = k if self.wire_dtype is None else k + LANES
+        width, dtype = (k, self.dtype) if wire_dtype is None else (k + LANES, _BYTES)
         return (
-            _buffer("x", (slots, WAYS, self.piece_rows, width), self.wire_dtype or self.dtype),
+            _buffer("x", (slots, WAYS, self.piece_rows, width), dtype),
             _buffer("w", (blocks, *block), self.weight_dtype or self.dtype),
         )
 
@@ -234,6 +244,16 @@ class RingSchedule(DeviceProduct):
         parts = f"{self.parts} parts, " if self.parts > 1 else ""
         cores = f", on each of {self.cores} cores" if self.cores > 1 else ""
         return f"{parts}{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns{cores}"
+
+
+def multiplies_bytes(wire_dtype: str | None, dtype: str, weight_dtype: str | None) -> bool:
+    """Return if rows are multiplied in the dtype in which they travel, without a conversion to dtype.
+
+    A matrix unit takes two operands of it, or rows of float8 and weights of bfloat16.
+    """
+    if wire_dtype is None or weight_dtype is not None:
+        return wire_dtype is not None and wire_dtype == weight_dtype
+    return wire_dtype != "int8" and dtype == "bfloat16"
 
 
 def row_multiple(dtype: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import WAYS, DeviceProduct, row_multiple
+from systolic.ops.collective.schedule import MIN_BYTE_ROWS, WAYS, DeviceProduct, multiplies_bytes, row_multiple
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.schedule.legality import LANES, Violation
 from systolic.schedule.sizes import padded
@@ -58,7 +58,8 @@ class RingSizes(ProductSizes):
 
     Attributes:
       scatters: True for matmul × reduce-scatter.
-      wire_dtype: of the rows that are gathered while they travel, "int8"; None: dtype.
+      wire_dtype: of rows, or of sums, while they travel, "int8" or "float8_e4m3fn", with a scale for each row; None:
+        dtype of the rows, dtype_out of the sums.
       weight_dtype: of quantized weights, "int8" or "float8_e4m3fn", with a scale for each column; None: dtype.
     """
 
@@ -71,7 +72,7 @@ class RingSizes(ProductSizes):
         weights = " and a second product" if self.sums > 1 else ""
         wire = f" in {self.wire_dtype}" if self.wire_dtype else ""
         weights += f" with {self.weight_dtype} weights" if self.weight_dtype else ""
-        return f"{product}{weights}, {'summed and scattered' if self.scatters else f'rows gathered{wire}'}"
+        return f"{product}{weights}, {'summed and scattered' if self.scatters else 'rows gathered'}{wire}"
 
     @property
     def sums(self) -> int:
@@ -81,13 +82,13 @@ class RingSizes(ProductSizes):
     @property
     def sent_bytes(self) -> float:
         """Bytes that a link carries in each direction: half of all other devices' chunks."""
-        width = self.columns * dtype_bytes(self.dtype_out) if self.scatters else self.row_bytes
-        return (self.devices - 1) / 2 * self.rows * width
+        return (self.devices - 1) / 2 * self.rows * self.sent_row_bytes(self.columns if self.scatters else self.k)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a gathered row while it travels."""
-        return self.k * dtype_bytes(self.dtype) if self.wire_dtype is None else self.k + LANES
+    def sent_row_bytes(self, columns: int) -> int:
+        """Return the bytes of these columns of a row, or of a sum, while it travels."""
+        if self.wire_dtype is not None:
+            return columns + LANES
+        return columns * dtype_bytes(self.dtype_out if self.scatters else self.dtype)
 
     @property
     def flops(self) -> int:
@@ -98,20 +99,25 @@ class RingSizes(ProductSizes):
         return self.k * self.columns * self.sums * dtype_bytes(self.weight_dtype or self.dtype)
 
     @property
-    def sums_integers(self) -> bool:
-        """True if rows and weights are multiplied as integers."""
-        return self.wire_dtype == self.weight_dtype == "int8"
+    def rows_wire_dtype(self) -> str | None:
+        """The dtype of gathered rows while they travel; None: dtype."""
+        return None if self.scatters else self.wire_dtype
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """True if gathered rows are multiplied in the dtype in which they travel."""
+        return multiplies_bytes(self.rows_wire_dtype, self.dtype, self.weight_dtype)
 
     @property
     def widens(self) -> bool:
         """True if weights are converted to the dtype of x before they are multiplied."""
-        is_int8 = self.weight_dtype == "int8" and not self.sums_integers
-        return is_int8 or (self.weight_dtype is not None and self.dtype == "float32")
+        is_wide = self.weight_dtype == "int8" or (self.weight_dtype is not None and self.dtype == "float32")
+        return is_wide and not self.multiplies_bytes
 
     @property
     def dtype_multiplied(self) -> str:
         """The dtype in which the matrix unit takes both operands."""
-        return "int8" if self.sums_integers else self.dtype
+        return self.weight_dtype if self.weight_dtype is not None and self.multiplies_bytes else self.dtype
 
     @property
     def least_hbm_bytes(self) -> int:
@@ -125,6 +131,8 @@ class RingSizes(ProductSizes):
     @property
     def row_multiple(self) -> int:
         """Rows of two pieces, the fewest that a ring sends."""
+        if self.wire_dtype is not None and self.rows <= WAYS * MIN_BYTE_ROWS:
+            return WAYS * MIN_BYTE_ROWS
         return WAYS * max(map(row_multiple, (self.wire_dtype or self.dtype, self.dtype_out)))
 
     @property
@@ -232,6 +240,9 @@ def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
             refuse("weight", weight_dtype, limit, "dequantize it")
         if sizes.weights > 1:
             refuse("weights", f"{sizes.weights} of {weight_dtype}", "the kernel takes one", "dequantize them")
+    wire_dtype = sizes.wire_dtype if isinstance(sizes, RingSizes) else None
+    if wire_dtype not in (None, "int8") and wire_dtype not in chip.dot_operands.floats:
+        refuse("wire", f"wire_dtype={wire_dtype}", f"{chip.name} does not compute with it", "use int8")
     for name, size in (("k", sizes.k), ("columns", sizes.columns)):
         if size % LANES or not size:
             refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")

@@ -100,11 +100,29 @@ def test_a_wrong_call_is_refused_with_the_value(x: Any, w: Any, options: dict[st
             shape_of(multiply, x, w, **options)
 
 
-def test_rows_travel_in_a_known_dtype() -> None:
+@pytest.mark.parametrize(
+    ("multiply", "rows"),
+    [(systolic.all_gather_matmul, 32), (systolic.matmul_reduce_scatter, 2), (systolic.matmul_all_reduce, 8)],
+)
+def test_rows_and_sums_travel_in_a_known_dtype(multiply: Callable[..., Any], rows: int) -> None:
     operands = zeros(8, 128), zeros(128, 128)
-    assert shape_of(systolic.all_gather_matmul, *operands, wire_dtype="int8") == (32, 128)
-    with pytest.raises(SpecError, match="wire_dtype='int4'; use 'int8'"):
-        shape_of(systolic.all_gather_matmul, *operands, wire_dtype="int4")
+    for wire_dtype in ("int8", "float8_e4m3fn", jnp.float8_e5m2):
+        implementation = "xla" if wire_dtype == "int8" else "interpret"
+        options = {"implementation": implementation, "chip": "v6e", "wire_dtype": wire_dtype}
+        assert shape_of(multiply, *operands, **options) == (rows, 128)
+    for wire_dtype in ("int4", "float9"):
+        with pytest.raises(SpecError, match=f"wire_dtype='{wire_dtype}'; use 'int8', 'float8_e4m3fn', 'float8_e5m2'"):
+            shape_of(multiply, *operands, wire_dtype=wire_dtype)
+    with pytest.raises(SpecError, match="wire_dtype='int8' with operands of int8"):
+        shape_of(multiply, *(zeros(*side.shape, dtype="int8") for side in operands), wire_dtype="int8")
+
+
+def test_a_chip_without_float8_leaves_it_to_xla() -> None:
+    operands, options = (zeros(8, 128), zeros(128, 128)), {"wire_dtype": "float8_e4m3fn", "chip": "v4"}
+    # On a TPU a `NoKernelWarning` says so.
+    assert shape_of(systolic.matmul_reduce_scatter, *operands, **options) == (2, 128)
+    with pytest.raises(IllegalTilesError, match="v4 does not compute with it"):
+        shape_of(systolic.matmul_reduce_scatter, *operands, **options, implementation="pallas")
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:

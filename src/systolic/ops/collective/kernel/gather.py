@@ -36,7 +36,7 @@ from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.collective.schedule import OUT_SLOTS, PART_SLOTS, WAYS, RingSchedule
-from systolic.ops.collective.wire import scales_of
+from systolic.ops.collective.wire import decoded, scales_of
 from systolic.schedule.legality import LANES
 
 _ROW_ALIGNMENT = 8
@@ -85,6 +85,7 @@ def _body(
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
     first_block = schedule.first_block
     k = x_vmem.shape[-1] - (0 if schedule.wire_dtype is None else LANES)
+    converted_rows = min(rows, _CONVERTED_ROWS)
     strips = block // first_block  # of a block, multiplied one by one in the first pass
     walk = Walk(kernel.axis_name, refs.ring, schedule.cores)
     row_share, column_share = schedule.share_of(core_number(schedule.cores))
@@ -228,14 +229,14 @@ def _body(
 
     def make(part: Any, group: Any, chunk: Any) -> None:
         """Convert the values of some rows to the dtype that is multiplied, and keep the rows' scales."""
-        first = chunk * _CONVERTED_ROWS
+        first = chunk * converted_rows
         piece, row = lax.div(first, jnp.int32(rows)), lax.rem(first, jnp.int32(rows))
         slot = place_of_slot(part, group * at_once + lax.div(piece, jnp.int32(WAYS)))
-        source, to = (pl.ds(pl.multiple_of(start, _CONVERTED_ROWS), _CONVERTED_ROWS) for start in (row, first))
+        source, to = (pl.ds(pl.multiple_of(start, converted_rows), converted_rows) for start in (row, first))
         x = x_vmem[slot, lax.rem(piece, jnp.int32(WAYS)), source]
-        if made_vmem is not None:
-            made_vmem[to] = x[:, :k].astype(made_vmem.dtype)
-        scales_vmem[to] = jnp.broadcast_to(scales_of(x[:, k:]), (_CONVERTED_ROWS, LANES))
+        if made_vmem is not None and schedule.wire_dtype is not None:
+            made_vmem[to] = decoded(x[:, :k], schedule.wire_dtype).astype(made_vmem.dtype)
+        scales_vmem[to] = jnp.broadcast_to(scales_of(x[:, k:]), (converted_rows, LANES))
 
     def multiply(of_pass: Any, columns: Callable[[Any, Any], None]) -> None:
         part, group = part_and_group(of_pass)
@@ -244,7 +245,7 @@ def _body(
         lax.fori_loop(group * at_once, (group + 1) * at_once, lambda slot, _: arrive(part, slot), None)
 
         if schedule.wire_dtype is not None:
-            chunks = schedule.pass_rows // _CONVERTED_ROWS
+            chunks = schedule.pass_rows // converted_rows
             lax.fori_loop(0, chunks, lambda chunk, _: make(part, group, chunk), None)
 
         def column(number: Any, _: None) -> None:
@@ -260,6 +261,7 @@ def _body(
             part, group = part_and_group(of_pass)
             x = x_vmem[pl.ds(place_of_slot(part, group * at_once), at_once), :, :, :k]
             x = x.reshape(at_once * WAYS * rows, k)
+            x = x if schedule.wire_dtype is None else decoded(x, schedule.wire_dtype)
         else:
             x = made_vmem[...]
         bias = None if refs.bias is None else refs.bias[core_block + number, :, columns]

@@ -8,9 +8,9 @@ It is all-gather × matmul the other way round. The sum of one device's rows beg
 that come round the ring both ways, and each device on the way adds its own product. So a link carries (devices − 1) / 2
 chunks of the result in each direction, the least for a ring.
 
-A sum travels block by block of columns, in the dtype of the result; a device adds in float32 and rounds what it passes
-on. Each block has a place of its own in VMEM, in which it arrives, is added to, and from which it is sent. The weights
-and x are copied to VMEM once.
+A sum travels block by block of columns, in the dtype of the result, or in eight bits with a scale for each row of a
+block; a device adds in float32 and rounds what it passes on. Each block has a place of its own in VMEM, in which it
+arrives, is added to, and from which it is sent. The weights and x are copied to VMEM once.
 
 The first pass multiplies the rows of all sums that begin here, so that the links are busy while weights still arrive.
 Each of the others multiplies the rows of one step, and adds and sends a block before it multiplies the next. For few
@@ -35,9 +35,11 @@ from systolic.kernels.ring import Act
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.collective.schedule import WAYS, RingSchedule
+from systolic.ops.collective.wire import coded, row_scales, scale_lanes, unpacked
 from systolic.schedule.legality import LANES
 
 _ROW_ALIGNMENT = 8
+_STRIP_ROWS = 32  # of bytes a register has as many
 
 
 def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel[RingSchedule]) -> RingResults:
@@ -66,7 +68,7 @@ def _body(
     *,
     x_vmem,  # [slots, directions, piece_rows, k], in the order of the steps, the device's own rows last
     w_vmem,  # [blocks, k, block], or [blocks, block, k]
-    sums_vmem,  # [steps + pieces, directions, blocks, piece_rows, block]
+    sums_vmem,  # [steps + pieces, directions, blocks, piece_rows, block], or 128 columns more with bytes and scales
     products_vmem,  # [blocks or 1, slots of a pass, directions, piece_rows, block] float32
     x_sem,  # [slots]
     w_sem,  # [blocks]
@@ -74,6 +76,7 @@ def _body(
     recv_sem,  # [directions, steps, blocks]
     out_sem,
     kernel: RingKernel[RingSchedule],
+    out_vmem: Any = None,  # [pieces, blocks, piece_rows, block]: results, if sums travel in a dtype of their own
 ):
     schedule, x_hbm, (out_hbm,) = kernel.schedule, refs.x, results.outs
     rows, pieces, own_slots, steps = schedule.piece_rows, schedule.pieces, schedule.own_slots, schedule.steps
@@ -115,15 +118,49 @@ def _body(
         source, to = (sums_vmem.at[slot, direction, number] for slot in (step, step + pieces))
         return walk.copy_on(source, to, send_sem.at[direction], recv_sem.at[direction, step, number], direction)
 
+    strip_rows = min(rows, _STRIP_ROWS)
+
+    def each_strip(act: Callable[[Any], None]) -> None:
+        """Act on all rows of a piece, or if sums are made of bytes, on a few at once, which fit in registers."""
+        if schedule.wire_dtype is None:
+            act(slice(None))
+            return
+
+        def act_on(number: Any, _: None) -> None:
+            act(pl.ds(pl.multiple_of(number * strip_rows, strip_rows), strip_rows))
+
+        lax.fori_loop(0, rows // strip_rows, act_on, None)
+
+    def arrived(place: Any, strip: Any) -> Any:
+        """Return rows of the sums at a place, in float32."""
+        sums = place[strip]
+        return sums.astype(jnp.float32) if schedule.wire_dtype is None else unpacked(sums, schedule.wire_dtype)
+
+    # The row maxima of one direction are computed while the other direction's values are added.
+    together = [[direction] for direction in DIRECTIONS] if schedule.wire_dtype is None else [DIRECTIONS]
+
     def pass_on(slot: Any, index: Any, number: Any, *, is_first: bool) -> None:
         """Add this device's product to a block of the sums that have arrived, and send it."""
-        for direction in DIRECTIONS:
-            total = products_vmem[kept(number), index, direction]
-            if not is_first:
+
+        def add(directions: Any, strip: Any) -> None:
+            for direction in directions:
+                place = sums_vmem.at[slot, direction, number]
+                total = products_vmem[kept(number), index, direction, strip]
+                if not is_first:
+                    total += arrived(place, strip)
+                if schedule.wire_dtype is None:
+                    place[strip] = total.astype(place.dtype)
+                    continue
+                scales = row_scales(total, schedule.wire_dtype)
+                place[strip, :block] = coded(total, scales, schedule.wire_dtype)
+                place[strip, block:] = scale_lanes(scales)
+
+        for directions in together:
+            for direction in () if is_first else directions:
                 sent(slot - pieces, direction, number).wait_recv()
-                total += sums_vmem[slot, direction, number].astype(jnp.float32)
-            sums_vmem[slot, direction, number] = total.astype(sums_vmem.dtype)
-            sent(slot, direction, number).start()
+            each_strip(functools.partial(add, directions))
+            for direction in directions:
+                sent(slot, direction, number).start()
 
     def stored(piece: Any, number: Any, place: Any) -> Any:
         to = out_hbm.at[pl.ds(pl.multiple_of(piece * rows, _ROW_ALIGNMENT), rows), columns_of(number)]
@@ -133,18 +170,24 @@ def _body(
         """Add the sums that have arrived from both directions to this device's own product, and store the result."""
         for half in range(WAYS):
             piece = WAYS * (slot - steps) + half
-            total = products_vmem[kept(number), index, half]
             places = []
             for direction in DIRECTIONS:
                 # The step whose sums are of this piece, the mirror image of `rows_of`.
                 last = steps - 1 - lax.rem(piece + (pieces - own_slots) * direction, jnp.int32(pieces))
                 has_come = last >= 0  # of two devices, each half of the rows comes one way only
                 pl.when(has_come)(sent(last, direction, number).wait_recv)
-                places.append(sums_vmem.at[last + pieces, direction, number])
-                total += jnp.where(has_come, places[-1][...].astype(jnp.float32), 0.0)
-            bias = None if refs.bias is None else refs.bias[first_block + number]
-            (places[0][...],) = kernel.finish((total,), bias)
-            stored(piece, number, places[0]).start()
+                places.append((has_come, sums_vmem.at[last + pieces, direction, number]))
+            to = places[0][1] if out_vmem is None else out_vmem.at[piece, number]
+
+            def finish_strip(strip: Any, half: int = half, places: Any = tuple(places), to: Any = to) -> None:
+                total = products_vmem[kept(number), index, half, strip]
+                for has_come, place in places:
+                    total += jnp.where(has_come, arrived(place, strip), 0.0)
+                bias = None if refs.bias is None else refs.bias[first_block + number]
+                (to[strip],) = kernel.finish((total,), bias)
+
+            each_strip(finish_strip)
+            stored(piece, number, to).start()
 
     def each_slot(begin: Any, end: Any, act: str) -> None:
         lax.fori_loop(begin, end, lambda slot, _: _each(rows_of(slot), act), None)
@@ -196,7 +239,8 @@ def _body(
 
     def drain(number: Any, _: None) -> None:
         for piece in range(pieces):
-            stored(piece, number, sums_vmem.at[steps, 0, number]).wait()
+            place = sums_vmem.at[steps, 0] if out_vmem is None else out_vmem.at[piece]
+            stored(piece, number, place.at[number]).wait()
         for direction in DIRECTIONS * steps:
             sent(0, direction, number).wait_send()  # all sends of a direction are equally long
 
