@@ -23,8 +23,9 @@ from systolic.spec import dtype_bytes
 
 ROW_TILE = 16  # rows of a register of 16 bits; rows of an expert begin at a whole one
 STAGES = 2  # blocks of the result on their way to HBM
-_SLAB_COLUMNS = 1024  # at most: the columns of a row that one register has
-_WEIGHT_SLOTS = 3
+_SLAB_COLUMNS = 512  # at most: the first slab arrives before choices are sorted
+_TILE_COLUMNS = 1024  # at most: the columns of a row that one register has
+_SLAB_SLOTS, _WEIGHT_SLOTS = 6, 3
 _SMALL_ROWS = 64
 _MAX_ROWS = 512  # of a block
 _COLUMNS = 512  # of a block at most
@@ -85,7 +86,7 @@ class RingProductsSchedule:
         columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
         block_columns = max(side for side in legal_sides(spec.f, LANES) if side <= _COLUMNS)
         mean = -(-spec.choices // (spec.devices * spec.experts))
-        large = min(padded(int(mean * _BLOCK_SHARE), _SMALL_ROWS), _MAX_ROWS)
+        large = min(max(padded(int(mean * _BLOCK_SHARE), ROW_TILE), _SMALL_ROWS), _MAX_ROWS)
 
         def schedule(panel: int) -> RingProductsSchedule:
             sums = (spec.products, panel + large, spec.f)
@@ -93,7 +94,7 @@ class RingProductsSchedule:
             buffers = (
                 VmemBuffer(name="tokens", shape=(spec.tokens, spec.d), dtype=spec.dtype, copies=1),
                 VmemBuffer(name="rows", shape=(large, columns), dtype=spec.dtype, copies=1),
-                VmemBuffer(name="weights", shape=weights, dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+                VmemBuffer(name="weights", shape=weights, dtype=spec.dtype, copies=_SLAB_SLOTS),
                 VmemBuffer(name="sums", shape=sums, dtype="float32", copies=1),
                 VmemBuffer(name="stages", shape=(large, spec.f), dtype=spec.dtype, copies=STAGES),
             )
@@ -103,7 +104,7 @@ class RingProductsSchedule:
                 block_columns=block_columns,
                 rows=(large, _SMALL_ROWS),
                 panel=panel,
-                weight_slots=_WEIGHT_SLOTS,
+                weight_slots=_SLAB_SLOTS,
                 buffers=buffers,
             )
 
@@ -149,7 +150,9 @@ class ScatterProductsSchedule:
     tiles: int
     block_columns: int
     rows: tuple[int, int]  # of a large and a small block
-    slots: int  # for weights and the rows of a step
+    slots: int  # for weights
+    places: int  # for the first rows of a step: one for each expert, or as many as slots
+    keeps_rows: bool  # from the first tile on
     scatter: ScatterSchedule  # the pieces of tokens, and their order
     buffers: tuple[VmemBuffer, ...]
 
@@ -175,20 +178,24 @@ class ScatterProductsSchedule:
             scatter = ScatterSchedule.of(sums, spec.devices, chip)
         except IllegalTilesError:
             return None
-        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _TILE_COLUMNS)
         tiles = spec.d // columns
         if tiles * scatter.arrivals > MAX_ARRIVALS or spec.choices > _MAX_CHOICES // 2:
             return None
         piece = (scatter.combine.tokens, columns)
-        buffers = (
-            VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+        others = (
             VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
-            VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=1),
+            VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=2),
             VmemBuffer(name="sums", shape=(spec.tokens + SUBLANES, columns), dtype="float32", copies=2),
             VmemBuffer(name="arrivals", shape=piece, dtype=spec.dtype, copies=tiles * scatter.arrivals + 1),
             VmemBuffer(name="stages", shape=piece, dtype=spec.dtype, copies=SUM_STAGES),
         )
-        if total_bytes(buffers) > buffer_bytes(chip):
+        room = buffer_bytes(chip) - total_bytes(others)
+        for places in (spec.experts, _WEIGHT_SLOTS):
+            kept = VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=places + 1)
+            if total_bytes([kept]) <= room:
+                break
+        else:
             return None
         return cls(
             tokens=spec.tokens,
@@ -198,8 +205,10 @@ class ScatterProductsSchedule:
             block_columns=max(side for side in legal_sides(columns, LANES) if side <= _COLUMNS),
             rows=rows,
             slots=_WEIGHT_SLOTS,
+            places=places,
+            keeps_rows=places == spec.experts,
             scatter=scatter,
-            buffers=buffers,
+            buffers=(kept, *others),
         )
 
     def time_us(self, spec: RingProductsSpec, chip: Chip, links_us: float) -> float:

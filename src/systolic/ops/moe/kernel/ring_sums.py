@@ -90,4 +90,4 @@ class Sends:
                     total += refs.arrivals[place, rows, columns].astype(jnp.float32)
                 refs.stages[stage, rows, columns] = total.astype(refs.stages.dtype)
 
-        pl.loop(0, tokens // ROW_TILE)(group)
+        pl.loop(0, tokens // ROW_TILE, unroll=2)(group)

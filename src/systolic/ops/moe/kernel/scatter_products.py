@@ -38,6 +38,15 @@ class Expert:
     COUNT = 3
 
 
+class Block:
+    """Words about the block whose products are yet to be added."""
+
+    SLOT = 0  # of products
+    CODE = 1  # its first row among sorted choices
+    USED = 2  # rows
+    COUNT = 3
+
+
 class _Refs(NamedTuple):
     ring: Any  # int32 [devices] in SMEM: axis indices round the ring
     table: Any  # int32 [sends, Field.COUNT] in SMEM: the steps of `ScatterSchedule`
@@ -47,9 +56,9 @@ class _Refs(NamedTuple):
     hidden: Any  # [rows, f] in HBM
     down: Any  # [experts, f, d] in HBM
     out: Any  # [own tokens, d] in HBM
-    rows: Any  # [slots, block rows, f]
+    rows: Any  # [places + 1, block rows, f], the last of them for an expert's rows after its first block
     weights: Any  # [slots, f, columns]
-    products: Any  # float32 [words, 128]: of a block, in tiles of eight rows
+    products: Any  # float32 [2, words, 128]: of two blocks, in tiles of eight rows
     sums: Any  # float32 [2, words, 128]: of all tokens, in tiles of eight, and eight of no token
     arrivals: Any  # [tiles · arrivals + 1, piece tokens, columns], the last of them zeros
     stages: Any  # [STAGES, piece tokens, columns]
@@ -57,6 +66,7 @@ class _Refs(NamedTuple):
     block_sem: Any
     recv_sem: Any  # [tiles · arrivals]
     send_sem: Any  # [STAGES]
+    block: Any  # int32 [Block.COUNT] in SMEM: the last block
 
 
 def scatter_products(
@@ -70,11 +80,16 @@ def scatter_products(
     *,
     axis_name: str,
     collective_id: int,
+    repeats: bool,
     schedule: ScatterProductsSchedule,
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "own_tokens d"]:
-    """Return the sums of this device's tokens."""
+    """Return the sums of this device's tokens.
+
+    Args:
+      repeats: True if a token may have chosen an expert more than once, in consecutive rows.
+    """
     dtype, (count, f, d) = down.dtype, down.shape
     hbm, scalars = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.SMEM)
     operands = ring, table, experts, words, factors
@@ -83,14 +98,14 @@ def scatter_products(
     arrivals = schedule.tiles * schedule.scatter.arrivals
     arrays = [array if interpret else from_hbm(array) for array in (hidden, down)]
     return pl.pallas_call(
-        functools.partial(_kernel, axis_name, schedule),
+        functools.partial(_kernel, axis_name, schedule, repeats),
         in_specs=[*(scalars for _ in operands), hbm, hbm],
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((own_tokens, d), dtype, [hidden, down]),
         scratch_shapes=[
-            pltpu.VMEM((schedule.slots, schedule.rows[0], f), dtype),
+            pltpu.VMEM((schedule.places + 1, schedule.rows[0], f), dtype),
             pltpu.VMEM((schedule.slots, f, schedule.columns), dtype),
-            pltpu.VMEM((schedule.rows[0] * schedule.registers, LANES), jnp.float32),
+            pltpu.VMEM((2, schedule.rows[0] * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((arrivals + 1, *piece), dtype),
             pltpu.VMEM((STAGES, *piece), dtype),
@@ -98,6 +113,7 @@ def scatter_products(
             pltpu.SemaphoreType.DMA,
             pltpu.SemaphoreType.DMA((arrivals,)),
             pltpu.SemaphoreType.DMA((STAGES,)),
+            pltpu.SMEM((Block.COUNT,), jnp.int32),
         ],
         cost_estimate=pl.CostEstimate(
             flops=2 * schedule.mean_rows * f * d, transcendentals=0, bytes_accessed=count * f * d * dtype.itemsize
@@ -108,10 +124,10 @@ def scatter_products(
     )(*operands, *arrays)
 
 
-def _kernel(axis_name: str, schedule: ScatterProductsSchedule, *refs: Any) -> None:
+def _kernel(axis_name: str, schedule: ScatterProductsSchedule, repeats: bool, *refs: Any) -> None:
     refs = _Refs(*refs)
     walk = Walk(axis_name, refs.ring)
-    products, sends = _Products(refs, schedule), Sends(refs, schedule, walk)
+    products, sends = _Products(refs, schedule, repeats), Sends(refs, schedule, walk)
     experts, steps = refs.experts.shape[1], schedule.tiles * refs.experts.shape[1]
     inputs = products.inputs
     inputs.fill(steps)
@@ -124,7 +140,7 @@ def _kernel(axis_name: str, schedule: ScatterProductsSchedule, *refs: Any) -> No
         tile, expert = lax.div(number, jnp.int32(experts)), lax.rem(number, jnp.int32(experts))
         inputs.fetch_next(number, steps)
         inputs.wait(number)
-        products.add(tile, expert, inputs.slot(number))
+        products.add(number, tile, expert)
 
         @pl.when(tile > 0)
         def _send() -> None:
@@ -139,12 +155,12 @@ def _kernel(axis_name: str, schedule: ScatterProductsSchedule, *refs: Any) -> No
 
 
 class _Products:
-    def __init__(self, refs: _Refs, schedule: ScatterProductsSchedule) -> None:
-        self._refs, self._schedule = refs, schedule
+    def __init__(self, refs: _Refs, schedule: ScatterProductsSchedule, repeats: bool) -> None:
+        self._refs, self._schedule, self._repeats = refs, schedule, repeats
 
     @property
     def inputs(self) -> Ring:
-        """The ring of weights, and of the first rows of an expert."""
+        """The ring of weights, and of the first rows of an expert where they do not stay."""
         refs, schedule = self._refs, self._schedule
         experts = jnp.int32(refs.experts.shape[1])
 
@@ -155,94 +171,140 @@ class _Products:
                 refs.down.at[expert, :, columns], refs.weights.at[slot], refs.slots_sem.at[slot]
             )
             has_rows = refs.experts[Expert.ROWS, expert] > 0
-            pl.when(has_rows)(lambda: act(self._rows_copy(expert, 0, slot, refs.slots_sem.at[slot])))
+            comes = has_rows & (tile == 0) if schedule.keeps_rows else has_rows
+            pl.when(comes)(lambda: act(self._rows_copy(expert, 0, self._place(number), refs.slots_sem.at[slot])))
             pl.when(has_rows)(lambda: act(weights))
 
         return Ring(slots=schedule.slots, copies=copies)
 
-    def clear(self) -> None:
-        words = self._schedule.registers * SUBLANES
+    def _place(self, number: Any) -> Any:
+        """Return where a step's first rows are."""
+        return lax.rem(number, jnp.int32(self._refs.rows.shape[0] - 1))
 
-        def zero(tile: Any) -> None:
+    def clear(self) -> None:
+        refs, words = self._refs, self._schedule.registers * SUBLANES
+
+        def zero(ref: Any, tile: Any) -> None:
             zeros = jnp.zeros((words, LANES), jnp.float32)
             for parity in range(2):
-                self._refs.sums[parity, pl.ds(pl.multiple_of(tile * words, words), words), :] = zeros
+                ref[parity, pl.ds(pl.multiple_of(tile * words, words), words), :] = zeros
 
-        pl.loop(0, self._schedule.tokens // SUBLANES)(zero)
+        pl.loop(0, self._schedule.tokens // SUBLANES)(functools.partial(zero, refs.sums))
+        pl.loop(0, self._schedule.rows[0] // SUBLANES)(functools.partial(zero, refs.products))
+        refs.block[Block.SLOT], refs.block[Block.CODE], refs.block[Block.USED] = (jnp.int32(0) for _ in range(3))
 
-    def _rows_copy(self, expert: Any, row: Any, slot: Any, sem: Any) -> Any:
+    def _rows_copy(self, expert: Any, row: Any, place: Any, sem: Any) -> Any:
         """Return the copy of a block's rows, whole registers."""
         refs = self._refs
         rows = jnp.minimum(refs.experts[Expert.ROWS, expert] - row, self._schedule.rows[0])
         rows = pl.multiple_of(lax.div(rows + ROW_TILE - 1, jnp.int32(ROW_TILE)) * ROW_TILE, ROW_TILE)
         first = pl.multiple_of(refs.experts[Expert.BEGIN, expert] + row, ROW_TILE)
-        return pltpu.make_async_copy(refs.hidden.at[pl.ds(first, rows), :], refs.rows.at[slot, pl.ds(0, rows), :], sem)
+        return pltpu.make_async_copy(refs.hidden.at[pl.ds(first, rows), :], refs.rows.at[place, pl.ds(0, rows), :], sem)
 
-    def add(self, tile: Any, expert: Any, slot: Any) -> None:
+    def add(self, number: Any, tile: Any, expert: Any) -> None:
         """Add the products of an expert's rows with a tile of columns to the sums of their tokens."""
         refs, (large, small) = self._refs, self._schedule.rows
-        size = refs.experts[Expert.ROWS, expert]
+        size, parity, later = refs.experts[Expert.ROWS, expert], lax.rem(tile, jnp.int32(2)), refs.rows.shape[0] - 1
         count = lax.div(jnp.maximum(size - 2 * small + large - 1, 0), jnp.int32(large))
 
-        def blocks(rows: int, first: Any, end: Any) -> None:
-            def block(number: Any, carry: None) -> None:
-                row = first + number * rows
+        def blocks(rows: int, first: Any, end: Any, *, is_large: bool) -> None:
+            def block(at: Any, carry: None) -> None:
+                row = first + at * rows
 
                 @pl.when(row > 0)
-                def _more_rows() -> None:
-                    copy = self._rows_copy(expert, row, slot, refs.block_sem)
+                def _later_rows() -> None:
+                    copy = self._rows_copy(expert, row, later, refs.block_sem)
                     copy.start()
                     copy.wait()
 
-                self._multiply(slot, rows)
+                if is_large:
+                    target = 1 - refs.block[Block.SLOT]
+                else:  # its code is too short to add up meanwhile
+                    self.add_up(parity)
+                    target = refs.block[Block.SLOT]
                 used = jnp.minimum(size - row, rows)
-                self._add_up(lax.rem(tile, jnp.int32(2)), refs.experts[Expert.CODE, expert] + row, used)
+                place = jnp.where(row > 0, later, self._place(number))
+                operands = refs.rows.at[place, pl.ds(0, rows)], refs.weights.at[self.inputs.slot(number)]
+                self._multiply(*operands, refs.products.at[target], used, parity if is_large else None)
+                refs.block[Block.SLOT], refs.block[Block.USED] = target, used
+                refs.block[Block.CODE] = refs.experts[Expert.CODE, expert] + row
                 return carry
 
             lax.fori_loop(0, lax.div(jnp.maximum(end - first + rows - 1, 0), jnp.int32(rows)), block, None)
 
-        blocks(large, 0, jnp.minimum(count * large, size))
-        blocks(small, count * large, size)
+        blocks(large, 0, jnp.minimum(count * large, size), is_large=True)
+        blocks(small, count * large, size, is_large=False)
+        pl.when(expert == refs.experts.shape[1] - 1)(lambda: self.add_up(parity))
 
-    def _multiply(self, slot: Any, rows: int) -> None:
-        refs, schedule = self._refs, self._schedule
-        width, registers = schedule.block_columns, schedule.registers
+    def _multiply(self, rows: Any, weights: Any, products: Any, used: Any, parity: Any | None) -> None:
+        """Multiply the rows of a block, and add up all rows of the block before in the same code.
+
+        Args:
+          parity: of sums; None: do not add.
+        """
+        schedule = self._schedule
+        width, registers, eights = schedule.block_columns, schedule.registers, rows.shape[0] // SUBLANES
+        shares = schedule.columns // width
+        share = eights // shares
+        # The rest is added to sums later, and zeros do no harm.
+        is_used = lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 0) < used
 
         def on_columns(number: Any) -> None:
+            for eight in range(share if parity is not None else 0):
+                self._add_eight(parity, number * share + eight)
             total = lax.dot_general(
-                refs.rows[slot, pl.ds(0, rows), :],
-                refs.weights[slot, :, pl.ds(pl.multiple_of(number * width, width), width)],
+                rows[...],
+                weights[:, pl.ds(pl.multiple_of(number * width, width), width)],
                 (((1,), (0,)), ((), ())),
                 preferred_element_type=jnp.float32,
             )
-            for row in range(0, rows, SUBLANES):
+            total = jnp.where(is_used, total, 0)
+            for row in range(0, rows.shape[0], SUBLANES):
                 for register in range(width // LANES):
                     first = row * registers + (number * (width // LANES) + register) * SUBLANES
-                    refs.products[pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES), :] = total[
+                    products[pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES), :] = total[
                         row : row + SUBLANES, register * LANES : (register + 1) * LANES
                     ]
 
-        pl.loop(0, schedule.columns // width)(on_columns)
+        pl.loop(0, shares)(on_columns)
+        if parity is not None and share * shares < eights:
+            pl.loop(share * shares, eights)(functools.partial(self._add_eight, parity))
 
-    def _add_up(self, parity: Any, code: Any, used: Any) -> None:
-        """Add rows of products to the sums of their tokens, eight rows at a time."""
-        refs, schedule = self._refs, self._schedule
-        registers, nothing = schedule.registers, schedule.tokens * schedule.registers
+    def add_up(self, parity: Any) -> None:
+        """Add the last block's products to the sums of their tokens, and leave zeros in their place."""
+        refs, words = self._refs, self._schedule.registers * SUBLANES
+
+        def eight(number: Any) -> None:
+            self._add_eight(parity, number)
+            place = pl.ds(pl.multiple_of(number * words, words), words)
+            refs.products[refs.block[Block.SLOT], place, :] = jnp.zeros((words, LANES), jnp.float32)
+
+        pl.loop(0, lax.div(refs.block[Block.USED] + SUBLANES - 1, jnp.int32(SUBLANES)))(eight)
+        refs.block[Block.USED] = jnp.int32(0)
+
+    def _add_eight(self, parity: Any, number: Any) -> None:
+        """Add eight rows of the last block's products to sums. Those that are not used are zeros."""
+        refs, schedule, first = self._refs, self._schedule, number * SUBLANES
+        registers, sums = schedule.registers, refs.sums.at[parity]
+        words = SUBLANES * registers
+        products = refs.products.at[refs.block[Block.SLOT], pl.ds(pl.multiple_of(first * registers, words), words)]
+        code = refs.block[Block.CODE] + first
 
         def row_of(ref: Any, first: Any) -> Any:
             return ref.at[pl.ds(first, registers, stride=SUBLANES), :]
 
-        def eight(number: Any) -> None:
-            rows = [number * SUBLANES + row for row in range(SUBLANES)]
-            words = [jnp.where(row < used, refs.words[code + row], nothing) for row in rows]
-            before = [row_of(refs.sums.at[parity], word)[...] for word in words]
-            totals: list[Any] = []
-            for at, row in enumerate(rows):
-                product = row_of(refs.products, number * (SUBLANES * registers) + at)[...]
-                # A token may have chosen an expert twice, in consecutive rows.
-                total = jnp.where(words[at] == words[at - 1], totals[-1], before[at]) if totals else before[at]
-                totals.append(total + product * refs.factors[code + row])
-            for word, total in zip(words, totals, strict=True):
-                row_of(refs.sums.at[parity], word)[...] = total
-
-        pl.loop(0, lax.div(used + SUBLANES - 1, jnp.int32(SUBLANES)))(eight)
+        places = [refs.words[code + row] for row in range(SUBLANES)]
+        if self._repeats:
+            used = refs.block[Block.USED] - first
+            nothing = schedule.tokens * registers
+            places = [jnp.where(row < used, place, nothing) for row, place in enumerate(places)]
+        totals: list[Any] = []
+        before = [row_of(sums, place)[...] for place in places]
+        for row in range(SUBLANES):
+            total = before[row]
+            if self._repeats and row:
+                total = jnp.where(places[row] == places[row - 1], totals[-1], total)
+            totals.append(total + row_of(products, row)[...] * refs.factors[code + row])
+        # The next expert's rows, of the same tokens perhaps, add zeros: they are written first.
+        for row in range(SUBLANES) if self._repeats else reversed(range(SUBLANES)):
+            row_of(sums, places[row])[...] = totals[row]
