@@ -171,7 +171,7 @@ from systolic.ops.moe.routing import sorted_with_values
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 12, 256, 128, 2
 REPEATS = sys.argv[2] == "repeats"
-ring_products._TILE_COLUMNS = 128  # two tiles of columns
+ring_products._SLAB_COLUMNS = 128  # two tiles of columns
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
 ids = np.minimum(random.geometric(0.1, (tokens, K)) - 1, experts - 1).astype("i")  # some twice by one token
@@ -227,7 +227,7 @@ from systolic.compat import interpret_params
 from systolic.ops.moe import ring_products
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 4, 256, 128, 2
-ring_products._SLAB_COLUMNS = ring_products._TILE_COLUMNS = 128  # two slabs, and two tiles of columns
+ring_products._SLAB_COLUMNS = 128  # two slabs, and two tiles of columns
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
 

@@ -118,7 +118,11 @@ def round_the_ring(
     # Of the opposite device's tokens half come each way.
     parts[count // 2, 0] = lax.ppermute(right[:half], axis, hops[0])
     parts[count // 2, half] = lax.ppermute(left[half:], axis, hops[1])
-    place = jnp.asarray(np.argsort(ring), jnp.int32)[lax.axis_index(axis)]
     distances, first_rows = np.asarray(list(parts), np.int32).T
-    first_rows = first_rows + jnp.asarray(ring, jnp.int32)[(place + distances) % count] * here
-    return list(parts.values()), first_rows, tokens
+    devices = np.asarray(ring, np.int32)[(np.argsort(ring)[:, None] + distances) % count]
+    return list(parts.values()), of_device(axis, first_rows + devices * here), tokens
+
+
+def of_device(axis: str, table: Any) -> Array:
+    """Return this device's row of a constant table with a row for each device of a mesh axis."""
+    return lax.dynamic_index_in_dim(jnp.asarray(table, jnp.int32), lax.axis_index(axis), keepdims=False)

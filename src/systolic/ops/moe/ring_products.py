@@ -23,9 +23,8 @@ from systolic.spec import dtype_bytes
 
 ROW_TILE = 16  # rows of a register of 16 bits; rows of an expert begin at a whole one
 STAGES = 2  # blocks of the result on their way to HBM
-_SLAB_COLUMNS = 512  # at most: the first slab arrives before choices are sorted
-_TILE_COLUMNS = 1024  # at most: the columns of a row that one register has
-_SLAB_SLOTS, _WEIGHT_SLOTS = 6, 3
+_SLAB_COLUMNS = 1024  # at most: the columns of a row that one register has
+_WEIGHT_SLOTS = 3
 _SMALL_ROWS = 64
 _MAX_ROWS = 512  # of a block
 _COLUMNS = 512  # of a block at most
@@ -94,7 +93,7 @@ class RingProductsSchedule:
             buffers = (
                 VmemBuffer(name="tokens", shape=(spec.tokens, spec.d), dtype=spec.dtype, copies=1),
                 VmemBuffer(name="rows", shape=(large, columns), dtype=spec.dtype, copies=1),
-                VmemBuffer(name="weights", shape=weights, dtype=spec.dtype, copies=_SLAB_SLOTS),
+                VmemBuffer(name="weights", shape=weights, dtype=spec.dtype, copies=_WEIGHT_SLOTS),
                 VmemBuffer(name="sums", shape=sums, dtype="float32", copies=1),
                 VmemBuffer(name="stages", shape=(large, spec.f), dtype=spec.dtype, copies=STAGES),
             )
@@ -104,7 +103,7 @@ class RingProductsSchedule:
                 block_columns=block_columns,
                 rows=(large, _SMALL_ROWS),
                 panel=panel,
-                weight_slots=_SLAB_SLOTS,
+                weight_slots=_WEIGHT_SLOTS,
                 buffers=buffers,
             )
 
@@ -178,7 +177,7 @@ class ScatterProductsSchedule:
             scatter = ScatterSchedule.of(sums, spec.devices, chip)
         except IllegalTilesError:
             return None
-        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _TILE_COLUMNS)
+        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
         tiles = spec.d // columns
         if tiles * scatter.arrivals > MAX_ARRIVALS or spec.choices > _MAX_CHOICES // 2:
             return None

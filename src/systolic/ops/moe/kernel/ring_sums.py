@@ -26,33 +26,54 @@ class Sends:
     def __init__(self, refs: Any, schedule: ScatterProductsSchedule, walk: Walk) -> None:
         self._refs, self._schedule, self._walk = refs, schedule, walk
         self._sends = refs.table.shape[0]
+        self._on_ring = self._sends - schedule.scatter.pieces
         self._nothing = refs.arrivals.shape[0] - 1
+        self.head = min(STAGES, self._on_ring) + schedule.scatter.pieces
+        # The last tile's own pieces are sent in the place that they would have in the next tile.
+        self.count = schedule.tiles * self._sends + self.head
+
+    def _item(self, number: Any) -> tuple[Any, Any, Any]:
+        """Return the tile of a send, its row in the table, and True if there is one.
+
+        A tile's own pieces, which wait for the last sums of neighbors, are after the first sends of the next tile.
+        """
+        tile, at = lax.div(number, jnp.int32(self._sends)), lax.rem(number, jnp.int32(self._sends))
+        pieces = self._schedule.scatter.pieces
+        first = self.head - pieces
+        is_own = (at >= first) & (at < self.head)
+        send = jnp.where(is_own, at + (self._on_ring - first), jnp.where(at < first, at, at - pieces))
+        tile = tile - jnp.where(is_own, 1, 0)
+        return tile, send, (tile >= 0) & (tile < self._schedule.tiles)
 
     def _sent(self, number: Any, direction: int) -> Any:
         refs, arrivals = self._refs, self._schedule.scatter.arrivals
-        tile, send, stage = lax.div(number, self._sends), lax.rem(number, self._sends), lax.rem(number, STAGES)
+        (tile, send, _), stage = self._item(number), lax.rem(number, STAGES)
         place = tile * arrivals + jnp.maximum(refs.table[send, Field.SENT], 0)
         source, target = refs.stages.at[stage], refs.arrivals.at[place]
         return self._walk.copy_on(source, target, refs.send_sem.at[stage], refs.recv_sem.at[place], direction)
 
     def _own(self, number: Any) -> Any:
         refs, columns, tokens = self._refs, self._schedule.columns, self._schedule.scatter.combine.tokens
-        tile, send, stage = lax.div(number, self._sends), lax.rem(number, self._sends), lax.rem(number, STAGES)
+        (tile, send, _), stage = self._item(number), lax.rem(number, STAGES)
         rows = pl.ds(pl.multiple_of(refs.table[send, Field.OWN] * tokens, tokens), tokens)
         target = refs.out.at[rows, pl.ds(pl.multiple_of(tile * columns, columns), columns)]
         return pltpu.make_async_copy(refs.stages.at[stage], target, refs.send_sem.at[stage])
 
     def end(self, number: Any) -> None:
         """Wait until a stage is free again."""
-        place = self._refs.table[lax.rem(number, self._sends), Field.SENT]
-        pl.when(place >= 0)(lambda: self._sent(number, 0).wait_send())
-        pl.when(place < 0)(lambda: self._own(number).wait())
+        _, send, exists = self._item(number)
+        place = self._refs.table[send, Field.SENT]
+        pl.when(exists & (place >= 0))(lambda: self._sent(number, 0).wait_send())
+        pl.when(exists & (place < 0))(lambda: self._own(number).wait())
 
-    def send(self, tile: Any, send: Any) -> None:
-        refs, schedule = self._refs, self._schedule
-        number = tile * self._sends + send
-        stage = lax.rem(number, STAGES)
+    def send(self, number: Any) -> None:
+        """Round the sums of a piece, and send them."""
         pl.when(number >= STAGES)(lambda: self.end(number - STAGES))
+        pl.when(self._item(number)[2])(lambda: self._send(number))
+
+    def _send(self, number: Any) -> None:
+        refs, schedule = self._refs, self._schedule
+        (tile, send, _), stage = self._item(number), lax.rem(number, STAGES)
         places = []
         for way in DIRECTIONS:
             place = refs.table[send, Field.ARRIVED + way]

@@ -97,7 +97,7 @@ def scatter_products(
     piece = (schedule.scatter.combine.tokens, schedule.columns)
     arrivals = schedule.tiles * schedule.scatter.arrivals
     arrays = [array if interpret else from_hbm(array) for array in (hidden, down)]
-    return pl.pallas_call(
+    sums = pl.pallas_call(
         functools.partial(_kernel, axis_name, schedule, repeats),
         in_specs=[*(scalars for _ in operands), hbm, hbm],
         out_specs=hbm,
@@ -122,6 +122,7 @@ def scatter_products(
         interpret=interpret,
         name=f"systolic_scatter_products_{dtype.name}_{count}_{schedule.tokens}_{f}_{d}",
     )(*operands, *arrays)
+    return sums if interpret else from_hbm(sums)  # XLA would have it written to VMEM, and copy it from there
 
 
 def _kernel(axis_name: str, schedule: ScatterProductsSchedule, repeats: bool, *refs: Any) -> None:
@@ -138,20 +139,27 @@ def _kernel(axis_name: str, schedule: ScatterProductsSchedule, repeats: bool, *r
 
     def step(number: Any, carry: None) -> None:
         tile, expert = lax.div(number, jnp.int32(experts)), lax.rem(number, jnp.int32(experts))
-        inputs.fetch_next(number, steps)
-        inputs.wait(number)
-        products.add(number, tile, expert)
 
         @pl.when(tile > 0)
         def _send() -> None:
-            first, end = (lax.div((expert + more) * count, jnp.int32(experts)) for more in range(2))
-            pl.loop(first, end)(lambda send: sends.send(tile - 1, send))
+            # Before the first sums of a tile are added, those of two tiles before have been sent.
+            first, end = (_share(sends.head, count, more, experts) for more in (expert - 1, expert))
+            before = (tile - 1) * count
+            pl.loop(before + jnp.where(expert > 0, first, 0), before + end)(sends.send)
 
+        inputs.fetch_next(number, steps)
+        inputs.wait(number)
+        products.add(number, tile, expert)
         return carry
 
     lax.fori_loop(0, steps, step, None)
-    pl.loop(0, count)(lambda send: sends.send(jnp.int32(schedule.tiles - 1), send))
-    pl.loop(max(schedule.tiles * count - STAGES, 0), schedule.tiles * count)(sends.end)
+    pl.loop((schedule.tiles - 1) * count, sends.count)(sends.send)
+    pl.loop(max(sends.count - STAGES, 0), sends.count)(sends.end)
+
+
+def _share(head: int, count: int, expert: Any, experts: int) -> Any:
+    """Return the number of sends up to an expert's step: `head` in the first, the others in equal shares."""
+    return head + lax.div(expert * (count - head), jnp.int32(experts - 1)) if experts > 1 else count
 
 
 class _Products:
