@@ -97,7 +97,7 @@ def scatter_products(
     piece = (schedule.scatter.combine.tokens, schedule.columns)
     arrivals = schedule.tiles * schedule.scatter.arrivals
     arrays = [array if interpret else from_hbm(array) for array in (hidden, down)]
-    sums = pl.pallas_call(
+    return pl.pallas_call(
         functools.partial(_kernel, axis_name, schedule, repeats),
         in_specs=[*(scalars for _ in operands), hbm, hbm],
         out_specs=hbm,
@@ -122,7 +122,6 @@ def scatter_products(
         interpret=interpret,
         name=f"systolic_scatter_products_{dtype.name}_{count}_{schedule.tokens}_{f}_{d}",
     )(*operands, *arrays)
-    return sums if interpret else from_hbm(sums)  # XLA would have it written to VMEM, and copy it from there
 
 
 def _kernel(axis_name: str, schedule: ScatterProductsSchedule, repeats: bool, *refs: Any) -> None:
