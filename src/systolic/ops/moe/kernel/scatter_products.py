@@ -25,7 +25,7 @@ from systolic.ops.collective.kernel.walk import Walk
 from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.kernel.ring_sums import Sends
 from systolic.ops.moe.ring_products import ROW_TILE, ScatterProductsSchedule
-from systolic.ops.moe.ring_schedule import STAGES
+from systolic.ops.moe.ring_schedule import STAGES, WAYS
 from systolic.schedule.legality import LANES
 
 
@@ -157,8 +157,9 @@ def _kernel(axis_name: str, schedule: ScatterProductsSchedule, repeats: bool, *r
 
 
 def _share(head: int, count: int, expert: Any, experts: int) -> Any:
-    """Return the number of sends up to an expert's step: `head` in the first, the others in equal shares."""
-    return head + lax.div(expert * (count - head), jnp.int32(experts - 1)) if experts > 1 else count
+    """Return the number of sends up to an expert's step: `head` in the first, the others in equal shares of pairs."""
+    pairs = (count - head) // WAYS
+    return head + lax.div(expert * pairs, jnp.int32(experts - 1)) * WAYS if experts > 1 else count
 
 
 class _Products:
