@@ -15,8 +15,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.moe.kernel.packed_rows import SUBLANES
-from systolic.ops.moe.ring_products import ROW_TILE, ScatterProductsSchedule
-from systolic.ops.moe.ring_schedule import STAGES, Field
+from systolic.ops.moe.ring_products import ROW_TILE, SUM_STAGES, ScatterProductsSchedule
+from systolic.ops.moe.ring_schedule import WAYS, Field
 from systolic.schedule.legality import LANES
 
 
@@ -28,7 +28,7 @@ class Sends:
         self._sends = refs.table.shape[0]
         self._on_ring = self._sends - schedule.scatter.pieces
         self._nothing = refs.arrivals.shape[0] - 1
-        self.head = min(STAGES, self._on_ring) + schedule.scatter.pieces
+        self.head = min(2 * WAYS, self._on_ring) + schedule.scatter.pieces
         # The last tile's own pieces are sent in the place that they would have in the next tile.
         self.count = schedule.tiles * self._sends + self.head
 
@@ -47,14 +47,14 @@ class Sends:
 
     def _sent(self, number: Any, direction: int) -> Any:
         refs, arrivals = self._refs, self._schedule.scatter.arrivals
-        (tile, send, _), stage = self._item(number), lax.rem(number, STAGES)
+        (tile, send, _), stage = self._item(number), lax.rem(number, SUM_STAGES)
         place = tile * arrivals + jnp.maximum(refs.table[send, Field.SENT], 0)
         source, target = refs.stages.at[stage], refs.arrivals.at[place]
         return self._walk.copy_on(source, target, refs.send_sem.at[stage], refs.recv_sem.at[place], direction)
 
     def _own(self, number: Any) -> Any:
         refs, columns, tokens = self._refs, self._schedule.columns, self._schedule.scatter.combine.tokens
-        (tile, send, _), stage = self._item(number), lax.rem(number, STAGES)
+        (tile, send, _), stage = self._item(number), lax.rem(number, SUM_STAGES)
         rows = pl.ds(pl.multiple_of(refs.table[send, Field.OWN] * tokens, tokens), tokens)
         target = refs.out.at[rows, pl.ds(pl.multiple_of(tile * columns, columns), columns)]
         return pltpu.make_async_copy(refs.stages.at[stage], target, refs.send_sem.at[stage])
@@ -68,12 +68,12 @@ class Sends:
 
     def send(self, number: Any) -> None:
         """Round the sums of a piece, and send them."""
-        pl.when(number >= STAGES)(lambda: self.end(number - STAGES))
+        pl.when(number >= SUM_STAGES)(lambda: self.end(number - SUM_STAGES))
         pl.when(self._item(number)[2])(lambda: self._send(number))
 
     def _send(self, number: Any) -> None:
         refs, schedule = self._refs, self._schedule
-        (tile, send, _), stage = self._item(number), lax.rem(number, STAGES)
+        (tile, send, _), stage = self._item(number), lax.rem(number, SUM_STAGES)
         places = []
         for way in DIRECTIONS:
             place = refs.table[send, Field.ARRIVED + way]

@@ -24,8 +24,8 @@ from systolic.ops.collective.kernel.walk import Walk
 from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.kernel.ring_sums import Sends
 from systolic.ops.moe.kernel.summed_products import Block, SummedProducts
-from systolic.ops.moe.ring_products import ScatterProductsSchedule
-from systolic.ops.moe.ring_schedule import STAGES, WAYS
+from systolic.ops.moe.ring_products import SUM_STAGES, ScatterProductsSchedule
+from systolic.ops.moe.ring_schedule import WAYS
 from systolic.schedule.legality import LANES
 
 
@@ -43,11 +43,11 @@ class _Refs(NamedTuple):
     products: Any  # float32 [2, words, 128]: of two blocks, in tiles of eight rows
     sums: Any  # float32 [2, words, 128]: of all tokens, in tiles of eight, and eight of no token
     arrivals: Any  # [tiles · arrivals + 1, piece tokens, columns], the last of them zeros
-    stages: Any  # [STAGES, piece tokens, columns]
+    stages: Any  # [SUM_STAGES, piece tokens, columns]
     slots_sem: Any  # [slots]
     block_sem: Any
     recv_sem: Any  # [tiles · arrivals]
-    send_sem: Any  # [STAGES]
+    send_sem: Any  # [SUM_STAGES]
     block: Any  # int32 [Block.COUNT] in SMEM: the last block
 
 
@@ -90,11 +90,11 @@ def scatter_products(
             pltpu.VMEM((2, schedule.rows[0] * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((arrivals + 1, *piece), dtype),
-            pltpu.VMEM((STAGES, *piece), dtype),
+            pltpu.VMEM((SUM_STAGES, *piece), dtype),
             pltpu.SemaphoreType.DMA((schedule.slots,)),
             pltpu.SemaphoreType.DMA,
             pltpu.SemaphoreType.DMA((arrivals,)),
-            pltpu.SemaphoreType.DMA((STAGES,)),
+            pltpu.SemaphoreType.DMA((SUM_STAGES,)),
             pltpu.SMEM((Block.COUNT,), jnp.int32),
         ],
         cost_estimate=pl.CostEstimate(
@@ -135,7 +135,7 @@ def _kernel(axis_name: str, schedule: ScatterProductsSchedule, repeats: bool, *r
 
     lax.fori_loop(0, steps, step, None)
     pl.loop((schedule.tiles - 1) * count, sends.count)(sends.send)
-    pl.loop(max(sends.count - STAGES, 0), sends.count)(sends.end)
+    pl.loop(max(sends.count - SUM_STAGES, 0), sends.count)(sends.end)
 
 
 def _share(head: int, count: int, expert: Any, experts: int) -> Any:
