@@ -111,7 +111,7 @@ def round_the_ring(
         known = arrived[distance - 1 : distance]
         ((right, left),) = known or hops_round_the_ring(axis, ring, right, left, 1)
         parts |= {(-distance, 0): right, (distance, 0): left}
-        if distance == max(len(arrived) + 1, 2):
+        if distance == len(arrived) + 2:
             # XLA would begin to sort when links are idle. The order is there before this hop could begin.
             right, left, tokens = lax.optimization_barrier((right, left, tokens))
     hops = _ways(ring)
