@@ -100,8 +100,9 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
         # they would arrive too late to be sorted meanwhile.
         neighbors = [] if kernel is None else kernel.neighbors(call.x)
         choices, neighbors = lax.optimization_barrier((choices, neighbors))
-        parts = lax.all_gather(choices.reshape(-1), axis).reshape(-1, *choices.shape)
-        x, neighbors, parts = lax.optimization_barrier((call.x, neighbors, parts))
+        gathered = lax.all_gather(choices.reshape(-1), axis)
+        x, neighbors, gathered = lax.optimization_barrier((call.x, neighbors, gathered))
+        parts = gathered.reshape(-1, *choices.shape)
         ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, -1, call.ids.shape[1])
     everyone = Call(
         x=x,
