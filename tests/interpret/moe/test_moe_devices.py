@@ -131,10 +131,10 @@ backend = backend_of(interpret_params(detect_races=True, uninitialized_memory="n
 
 def local(x, gate, up):
     choices = sorted_by_expert(ids - HERE * jax.lax.axis_index("expert"), HERE, None, DEVICES)
-    kernel = RingHidden.of(backend, "expert", x, ids, [gate, up])
+    kernel = RingHidden.of(backend, "expert", x, ids.size, [gate, up])
     # Two slabs of columns, and several panels of rows.
     kernel = replace(kernel, schedule=replace(kernel.schedule, columns=128, slabs=2, panel=48))
-    hidden, choices = kernel.hidden(x, choices, [gate, up], "silu")
+    hidden, choices, _ = kernel.hidden(x, choices, [gate, up], "silu", kernel.neighbors(x), None)
     return hidden.astype("float32")[None], choices.place[None]
 
 # JAX does not know over which axes interpret mode's callbacks vary.
@@ -170,10 +170,13 @@ from systolic.ops.moe.ring_hidden import RingHidden, in_whole_registers
 from systolic.ops.moe.routing import sorted_with_values
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 12, 256, 128, 2
+REPEATS = sys.argv[2] == "repeats"
 ring_products._SLAB_COLUMNS = 128  # two tiles of columns
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
 ids = np.minimum(random.geometric(0.1, (tokens, K)) - 1, experts - 1).astype("i")  # some twice by one token
+if not REPEATS:
+    ids[:, 1] = np.where(ids[:, 0] == ids[:, 1], (ids[:, 0] + 1) % experts, ids[:, 1])
 ids[::7, 0] = -1
 ids[np.arange(tokens) % 4 > 0] = -1  # rows are added one by one, which takes interpret mode long
 weights = random.random(ids.shape).astype("f")
@@ -186,11 +189,11 @@ def local(x, down):
     own_ids = ids - HERE * jax.lax.axis_index("expert")
     choices, (factors,) = sorted_with_values(own_ids, HERE, None, DEVICES, jnp.asarray(weights))
     gate = jnp.zeros((HERE, D, F), x.dtype)
-    kernel = RingHidden.of(backend, "expert", x, ids, [gate, gate])
+    kernel = RingHidden.of(backend, "expert", x, ids.size, [gate, gate])
     padded = in_whole_registers(choices)
     places = jnp.where(choices.ids < HERE, padded.place, kernel.spec.rows)
     hidden = jnp.full((kernel.spec.rows, F), jnp.nan, x.dtype).at[places].set(rows, mode="drop")
-    return kernel.sums(hidden, down, factors, choices, padded)
+    return kernel.sums(hidden, down, kernel.sum_operands(down, factors, choices), repeats=REPEATS)
 
 # JAX does not know over which axes interpret mode's callbacks vary.
 layer = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False))
@@ -208,9 +211,11 @@ np.testing.assert_allclose(ours, expected, atol=3 * 2**-9 * np.abs(expected).max
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("devices", [2, 4])
-def test_sums_sent_while_the_next_columns_are_multiplied_are_those_of_float64(devices: int, tmp_path: Path) -> None:
-    run_on_virtual_devices(SENT, tmp_path, str(devices), devices=devices)
+@pytest.mark.parametrize(("devices", "choices"), [(2, "repeats"), (2, "distinct"), (4, "distinct")])
+def test_sums_sent_while_the_next_columns_are_multiplied_are_those_of_float64(
+    devices: int, choices: str, tmp_path: Path
+) -> None:
+    run_on_virtual_devices(SENT, tmp_path, str(devices), choices, devices=devices)
 
 
 LAYER = """

@@ -25,6 +25,7 @@ class Call:
     experts: int  # of all devices
     first_expert: Any  # of those whose weights are here; None: all are
     capacity: int | None
+    repeats: bool  # True if a token may have chosen an expert more than once
 
 
 def canonical(
@@ -68,6 +69,7 @@ def canonical(
         experts=experts,
         first_expert=first_expert,
         capacity=capacity,
+        repeats=isinstance(routing, (tuple, list)),
     )
 
 

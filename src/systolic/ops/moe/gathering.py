@@ -7,6 +7,7 @@ would let nothing run meanwhile. What arrives is read where it is.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -80,26 +81,48 @@ def _by_pallas(
     return spread_of_parts(backend, [x, *parts], first_rows, tokens, kept)
 
 
-def round_the_ring(axis: str, ring: tuple[int, ...], x: Array, tokens: Array) -> tuple[list[Array], Array, Array]:
+def hops_round_the_ring(
+    axis: str, ring: tuple[int, ...], right: Array, left: Array, hops: int
+) -> list[tuple[Array, Array]]:
+    """Send two arrays on and on, one each way round the ring, and return those that arrive by each hop."""
+    arrived = []
+    for _ in range(hops):
+        right, left = (lax.ppermute(part, axis, way) for part, way in zip((right, left), _ways(ring), strict=True))
+        arrived.append((right, left))
+    return arrived
+
+
+def _ways(ring: tuple[int, ...]) -> list[list[tuple[int, int]]]:
+    return [[(device, ring[(at + way) % len(ring)]) for at, device in enumerate(ring)] for way in (1, -1)]
+
+
+def round_the_ring(
+    axis: str, ring: tuple[int, ...], x: Array, tokens: Array, arrived: Sequence[tuple[Array, Array]] = ()
+) -> tuple[list[Array], Array, Array]:
     """Send x both ways round the ring: return all other devices' in parts, their first rows among all, and `tokens`.
 
-    `tokens` are there before the last copies begin.
+    `tokens` are there before the last copies begin. The first hops of x may have `arrived` before.
     """
     count, here, half = len(ring), x.shape[0], x.shape[0] // 2
-    hops = [[(device, ring[(at + way) % count]) for at, device in enumerate(ring)] for way in (1, -1)]
     # Parts by the distance to their device, and by their first row there.
     right, left = x, x
     parts: dict[tuple[int, int], Array] = {}
     for distance in range(1, count // 2):
-        right, left = (lax.ppermute(part, axis, way) for part, way in zip((right, left), hops, strict=True))
+        known = arrived[distance - 1 : distance]
+        ((right, left),) = known or hops_round_the_ring(axis, ring, right, left, 1)
         parts |= {(-distance, 0): right, (distance, 0): left}
-        if distance == 2:
+        if distance == len(arrived) + 2:
             # XLA would begin to sort when links are idle. The order is there before this hop could begin.
             right, left, tokens = lax.optimization_barrier((right, left, tokens))
+    hops = _ways(ring)
     # Of the opposite device's tokens half come each way.
     parts[count // 2, 0] = lax.ppermute(right[:half], axis, hops[0])
     parts[count // 2, half] = lax.ppermute(left[half:], axis, hops[1])
-    place = jnp.asarray(np.argsort(ring), jnp.int32)[lax.axis_index(axis)]
     distances, first_rows = np.asarray(list(parts), np.int32).T
-    first_rows = first_rows + jnp.asarray(ring, jnp.int32)[(place + distances) % count] * here
-    return list(parts.values()), first_rows, tokens
+    devices = np.asarray(ring, np.int32)[(np.argsort(ring)[:, None] + distances) % count]
+    return list(parts.values()), of_device(axis, first_rows + devices * here), tokens
+
+
+def of_device(axis: str, table: Any) -> Array:
+    """Return this device's row of a constant table with a row for each device of a mesh axis."""
+    return lax.dynamic_index_in_dim(jnp.asarray(table, jnp.int32), lax.axis_index(axis), keepdims=False)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.compat import varying_alike
-from systolic.ops.engine.backend import backend_of
+from systolic.ops.engine.backend import Backend, backend_of
 from systolic.ops.engine.derivative import fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.grouped import grouped_matmul
@@ -91,12 +91,18 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     Every device gets all tokens, and adds up what its experts return. A token with many experts is needed on most
     devices anyway, and a gathered token travels once where an exchange sends it once for each expert.
     """
+    backend = backend_of(options["implementation"], options["chip"], None)
+    kernel = _ring_kernel(backend, call, experts, axis)
     # Flat, since a short row travels as 128 numbers; and one array, since a gather of few bytes takes 12 µs too.
     choices = jnp.stack([call.ids.astype(jnp.float32), call.weights])
     with jax.named_scope("all_gather"):
-        parts = lax.all_gather(choices.reshape(-1), axis).reshape(-1, *choices.shape)
-        # Choices first: behind tokens on the same links they would arrive too late to be sorted meanwhile.
-        x, parts = lax.optimization_barrier((call.x, parts))
+        # Links are idle while experts are chosen. After that choices go first: behind other tokens on the same links
+        # they would arrive too late to be sorted meanwhile.
+        neighbors = [] if kernel is None else kernel.neighbors(call.x)
+        choices, neighbors = lax.optimization_barrier((choices, neighbors))
+        gathered = lax.all_gather(choices.reshape(-1), axis)
+        x, neighbors, gathered = lax.optimization_barrier((call.x, neighbors, gathered))
+        parts = gathered.reshape(-1, *choices.shape)
         ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, -1, call.ids.shape[1])
     everyone = Call(
         x=x,
@@ -105,46 +111,54 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
         experts=call.experts,
         first_expert=call.first_expert,
         capacity=call.capacity,
+        repeats=call.repeats,
     )
-    return _while_tokens_travel(everyone, experts, axis, activation, options)
-
-
-def _while_tokens_travel(call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any]) -> Array:
-    """Return `experts_sum`, whose first products begin while tokens travel."""
-    backend = backend_of(options["implementation"], options["chip"], None)
-    matrices = [experts.gate] if experts.up is None else [experts.gate, experts.up]
-    has_bias = experts.bias_gate is not None or experts.bias_up is not None
-    kernel = None if has_bias else RingHidden.of(backend, axis, call.x, call.ids, matrices)
     if kernel is None:
-        return experts_sum(call, experts, activation, options, axis)
+        return experts_sum(everyone, experts, activation, options, axis)
+    return _while_tokens_travel(kernel, neighbors, everyone, experts, activation, options)
+
+
+def _ring_kernel(backend: Backend, call: Call, experts: Experts, axis: str) -> RingHidden | None:
+    """Return the kernel whose products begin while tokens travel, or None where it cannot run."""
+    if experts.bias_gate is not None or experts.bias_up is not None:
+        return None
+    matrices = [experts.gate] if experts.up is None else [experts.gate, experts.up]
+    return RingHidden.of(backend, axis, call.x, call.ids.size * lax.axis_size(axis), matrices)
+
+
+def _while_tokens_travel(
+    kernel: RingHidden, neighbors: Any, call: Call, experts: Experts, activation: Any, options: dict[str, Any]
+) -> Array:
+    """Return `experts_sum`, whose first products begin while tokens travel."""
 
     def in_two(operands: Any) -> Array:
-        arrays, experts = operands
-        return experts_sum(replace(call, **arrays), experts, activation, options, axis)
+        arrays, experts, _ = operands
+        return experts_sum(replace(call, **arrays), experts, activation, options, kernel.axis)
 
     def fused(operands: Any) -> Array:
-        arrays, experts = operands
-        return _on_ring(kernel, replace(call, **arrays), experts, activation, options)
+        arrays, experts, neighbors = operands
+        return _on_ring(kernel, neighbors, replace(call, **arrays), experts, activation, options)
 
     def run(operands: Any) -> Array:
-        return one_at_a_time(lambda operands: dispatched(backend, fused, in_two, operands), operands)
+        return one_at_a_time(lambda operands: dispatched(kernel.backend, fused, in_two, operands), operands)
 
     arrays = {name: getattr(call, name) for name in ("x", "ids", "weights", "first_expert")}
-    return fused_after_sum(run, in_two, True, (arrays, experts))
+    return fused_after_sum(run, in_two, True, (arrays, experts, neighbors))
 
 
-def _on_ring(kernel: RingHidden, call: Call, experts: Experts, activation: Any, options: dict[str, Any]) -> Array:
+def _on_ring(
+    kernel: RingHidden, neighbors: Any, call: Call, experts: Experts, activation: Any, options: dict[str, Any]
+) -> Array:
     here = kernel.spec.experts
     with jax.named_scope("sort"):
         ids = call.ids - call.first_expert
         choices, (weights,) = sorted_with_values(ids, here, call.capacity, kernel.spec.devices, call.weights)
     with jax.named_scope("experts"):
         matrices = [experts.gate, experts.up][: kernel.spec.products]
-        hidden, rows = kernel.hidden(call.x, choices, matrices, activation)
-        if experts.bias_down is None:
-            sums = kernel.sums(hidden, experts.down, weights, choices, rows)
-            if sums is not None:
-                return sums
+        operands = None if experts.bias_down is not None else kernel.sum_operands(experts.down, weights, choices)
+        hidden, rows, operands = kernel.hidden(call.x, choices, matrices, activation, neighbors, operands)
+        if operands is not None:
+            return kernel.sums(hidden, experts.down, operands, repeats=call.repeats)
         options = {**options, "rows_per_group": -(-call.ids.size // call.experts), "leaves_rest": True}
         results = _product(hidden, experts.down, rows.sizes, bias=experts.bias_down, **options)
     with jax.named_scope("combine"):

@@ -13,7 +13,6 @@ from systolic.chips import Chip
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.ring_schedule import MAX_ARRIVALS, ScatterSchedule
-from systolic.ops.moe.ring_schedule import STAGES as SUM_STAGES
 from systolic.ops.moe.schedule import COPY_CYCLES, REGISTER_CYCLES, CombineSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, legal_sides
@@ -23,12 +22,16 @@ from systolic.spec import dtype_bytes
 
 ROW_TILE = 16  # rows of a register of 16 bits; rows of an expert begin at a whole one
 STAGES = 2  # blocks of the result on their way to HBM
+SUM_STAGES = 8  # sums of pieces on their way: two pairs to neighbors, and this device's own
 _SLAB_COLUMNS = 1024  # at most: the columns of a row that one register has
 _WEIGHT_SLOTS = 3
 _SMALL_ROWS = 64
 _MAX_ROWS = 512  # of a block
 _COLUMNS = 512  # of a block at most
 _MAX_CHOICES = 2**17  # whose codes take half of SMEM
+# Cycles in which a row of products is added to a sum, in the code of a product.
+# Source: simulated on v6e, 160 rows in a product of 320 × 1,536 × 512.
+_SUM_CYCLES = 2.5
 # Rows of a block and of a device over their means: about two and a half deviations of 256 rows drawn at random.
 _BLOCK_SHARE, _ROOM_SHARE = 1.15, 1.08
 
@@ -149,7 +152,9 @@ class ScatterProductsSchedule:
     tiles: int
     block_columns: int
     rows: tuple[int, int]  # of a large and a small block
-    slots: int  # for weights and the rows of a step
+    slots: int  # for weights
+    places: int  # for the first rows of a step: one for each expert, or as many as slots
+    keeps_rows: bool  # from the first tile on
     scatter: ScatterSchedule  # the pieces of tokens, and their order
     buffers: tuple[VmemBuffer, ...]
 
@@ -180,15 +185,19 @@ class ScatterProductsSchedule:
         if tiles * scatter.arrivals > MAX_ARRIVALS or spec.choices > _MAX_CHOICES // 2:
             return None
         piece = (scatter.combine.tokens, columns)
-        buffers = (
-            VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+        others = (
             VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
-            VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=1),
+            VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=2),
             VmemBuffer(name="sums", shape=(spec.tokens + SUBLANES, columns), dtype="float32", copies=2),
             VmemBuffer(name="arrivals", shape=piece, dtype=spec.dtype, copies=tiles * scatter.arrivals + 1),
             VmemBuffer(name="stages", shape=piece, dtype=spec.dtype, copies=SUM_STAGES),
         )
-        if total_bytes(buffers) > buffer_bytes(chip):
+        room = buffer_bytes(chip) - total_bytes(others)
+        for places in (spec.experts, _WEIGHT_SLOTS):
+            kept = VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=places + 1)
+            if total_bytes([kept]) <= room:
+                break
+        else:
             return None
         return cls(
             tokens=spec.tokens,
@@ -198,17 +207,19 @@ class ScatterProductsSchedule:
             block_columns=max(side for side in legal_sides(columns, LANES) if side <= _COLUMNS),
             rows=rows,
             slots=_WEIGHT_SLOTS,
+            places=places,
+            keeps_rows=places == spec.experts,
             scatter=scatter,
-            buffers=buffers,
+            buffers=(kept, *others),
         )
 
     def time_us(self, spec: RingProductsSpec, chip: Chip, links_us: float) -> float:
         """Return the time; links take `links_us`, and are idle while the first tile is made."""
         machine, item = chip.machine, dtype_bytes(spec.dtype)
         cycles = _product_cycles(spec, self.rows, spec.f, spec.d, chip)
-        # A row is read and its sum read and written.
-        cycles += self.tiles * spec.mean_rows * 2 * _row_cycles(self.columns)
-        read_bytes = (spec.experts * spec.d + self.tiles * spec.mean_rows) * spec.f * item
+        cycles += self.tiles * spec.mean_rows * _SUM_CYCLES
+        row_reads = 1 if self.keeps_rows else self.tiles
+        read_bytes = (spec.experts * spec.d + row_reads * spec.mean_rows) * spec.f * item
         products_us = max(cycles / machine.clock_hz, read_bytes / machine.hbm_bytes_per_s) * 1e6
         return products_us / self.tiles + max(
             products_us * (self.tiles - 1) / self.tiles + links_us / self.tiles, links_us

@@ -70,7 +70,13 @@ def sorted_with_values(
         counts = jnp.diff(jnp.minimum(jnp.cumsum(counts, axis=0), capacity), axis=0, prepend=0)
     numbers = jnp.arange(ids.size, dtype=jnp.int32)
     flat = (value.reshape(-1) for value in values)
-    _, order, *in_order = lax.sort((ids, numbers, *flat), num_keys=1, is_stable=True)
+    bits = max(ids.size - 1, 1).bit_length()
+    if (experts + 1) << bits <= 2**31:
+        # One key of both: a sort takes as long as it has operands, and a stable one numbers them once more.
+        keys, *in_order = lax.sort((ids << bits | numbers, *flat), num_keys=1, is_stable=False)
+        order = keys & ((1 << bits) - 1)
+    else:
+        _, order, *in_order = lax.sort((ids, numbers, *flat), num_keys=1, is_stable=True)
     _, place = lax.sort((order, numbers), num_keys=1)
     return Sorted(ids=ids, order=order, place=place, counts=counts), in_order
 

@@ -15,8 +15,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.moe.kernel.packed_rows import SUBLANES
-from systolic.ops.moe.ring_products import ROW_TILE, ScatterProductsSchedule
-from systolic.ops.moe.ring_schedule import STAGES, Field
+from systolic.ops.moe.ring_products import ROW_TILE, SUM_STAGES, ScatterProductsSchedule
+from systolic.ops.moe.ring_schedule import WAYS, Field
 from systolic.schedule.legality import LANES
 
 
@@ -26,33 +26,54 @@ class Sends:
     def __init__(self, refs: Any, schedule: ScatterProductsSchedule, walk: Walk) -> None:
         self._refs, self._schedule, self._walk = refs, schedule, walk
         self._sends = refs.table.shape[0]
+        self._on_ring = self._sends - schedule.scatter.pieces
         self._nothing = refs.arrivals.shape[0] - 1
+        self.head = min(2 * WAYS, self._on_ring) + schedule.scatter.pieces
+        # The last tile's own pieces are sent in the place that they would have in the next tile.
+        self.count = schedule.tiles * self._sends + self.head
+
+    def _item(self, number: Any) -> tuple[Any, Any, Any]:
+        """Return the tile of a send, its row in the table, and True if there is one.
+
+        A tile's own pieces, which wait for the last sums of neighbors, are after the first sends of the next tile.
+        """
+        tile, at = lax.div(number, jnp.int32(self._sends)), lax.rem(number, jnp.int32(self._sends))
+        pieces = self._schedule.scatter.pieces
+        first = self.head - pieces
+        is_own = (at >= first) & (at < self.head)
+        send = jnp.where(is_own, at + (self._on_ring - first), jnp.where(at < first, at, at - pieces))
+        tile = tile - jnp.where(is_own, 1, 0)
+        return tile, send, (tile >= 0) & (tile < self._schedule.tiles)
 
     def _sent(self, number: Any, direction: int) -> Any:
         refs, arrivals = self._refs, self._schedule.scatter.arrivals
-        tile, send, stage = lax.div(number, self._sends), lax.rem(number, self._sends), lax.rem(number, STAGES)
+        (tile, send, _), stage = self._item(number), lax.rem(number, SUM_STAGES)
         place = tile * arrivals + jnp.maximum(refs.table[send, Field.SENT], 0)
         source, target = refs.stages.at[stage], refs.arrivals.at[place]
         return self._walk.copy_on(source, target, refs.send_sem.at[stage], refs.recv_sem.at[place], direction)
 
     def _own(self, number: Any) -> Any:
         refs, columns, tokens = self._refs, self._schedule.columns, self._schedule.scatter.combine.tokens
-        tile, send, stage = lax.div(number, self._sends), lax.rem(number, self._sends), lax.rem(number, STAGES)
+        (tile, send, _), stage = self._item(number), lax.rem(number, SUM_STAGES)
         rows = pl.ds(pl.multiple_of(refs.table[send, Field.OWN] * tokens, tokens), tokens)
         target = refs.out.at[rows, pl.ds(pl.multiple_of(tile * columns, columns), columns)]
         return pltpu.make_async_copy(refs.stages.at[stage], target, refs.send_sem.at[stage])
 
     def end(self, number: Any) -> None:
         """Wait until a stage is free again."""
-        place = self._refs.table[lax.rem(number, self._sends), Field.SENT]
-        pl.when(place >= 0)(lambda: self._sent(number, 0).wait_send())
-        pl.when(place < 0)(lambda: self._own(number).wait())
+        _, send, exists = self._item(number)
+        place = self._refs.table[send, Field.SENT]
+        pl.when(exists & (place >= 0))(lambda: self._sent(number, 0).wait_send())
+        pl.when(exists & (place < 0))(lambda: self._own(number).wait())
 
-    def send(self, tile: Any, send: Any) -> None:
+    def send(self, number: Any) -> None:
+        """Round the sums of a piece, and send them."""
+        pl.when(number >= SUM_STAGES)(lambda: self.end(number - SUM_STAGES))
+        pl.when(self._item(number)[2])(lambda: self._send(number))
+
+    def _send(self, number: Any) -> None:
         refs, schedule = self._refs, self._schedule
-        number = tile * self._sends + send
-        stage = lax.rem(number, STAGES)
-        pl.when(number >= STAGES)(lambda: self.end(number - STAGES))
+        (tile, send, _), stage = self._item(number), lax.rem(number, SUM_STAGES)
         places = []
         for way in DIRECTIONS:
             place = refs.table[send, Field.ARRIVED + way]
@@ -90,4 +111,4 @@ class Sends:
                     total += refs.arrivals[place, rows, columns].astype(jnp.float32)
                 refs.stages[stage, rows, columns] = total.astype(refs.stages.dtype)
 
-        pl.loop(0, tokens // ROW_TILE)(group)
+        pl.loop(0, tokens // ROW_TILE, unroll=2)(group)
