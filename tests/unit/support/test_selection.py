@@ -21,7 +21,7 @@ def test_a_count_limits_them_and_spreads_them() -> None:
     assert covering([[]]) == {0}
 
 
-@pytest.mark.parametrize(("profile", "expected"), [("exhaustive", [2, 180]), ("quick", [2, 30])])
+@pytest.mark.parametrize(("profile", "expected"), [("exhaustive", [2, 120]), ("quick", [2, 30])])
 def test_profiles_differ_in_their_examples(monkeypatch: pytest.MonkeyPatch, profile: str, expected: list[int]) -> None:
     monkeypatch.setattr(type(settings), "default", settings.get_profile(profile), raising=False)
     assert [examples(1), examples(300)] == expected
