@@ -12,11 +12,6 @@ adds if it is the program's result.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import logging
-import sys
-import types
 from typing import Any
 
 import click
@@ -27,26 +22,15 @@ from ring_products import AXIS, SERIAL, by_xla, meshes, operands, ours
 from step_recipes import ALL_GATHER_FUSION
 
 import systolic
+from systolic.support.tpu_inference import kernel_module
 
-PACKAGE = "tpu_inference"
 CHIP, TOPOLOGY, DEVICES = "v6e", "2x4", 8
 IN_TURN = {name: value for name, value in SERIAL.items() if name not in ALL_GATHER_FUSION}
 
 
-def public_module(name: str) -> Any:
-    """Load a file of tpu-inference's collectives, without its package, which needs vLLM."""
-    module_spec = importlib.util.find_spec(PACKAGE)
-    if module_spec is None:
-        raise click.ClickException(f"{PACKAGE} is not installed: python -m pip install --no-deps tpu-inference")
-    logger = types.ModuleType(f"{PACKAGE}.logger")
-    logger.__dict__["init_logger"] = logging.getLogger
-    sys.modules |= {PACKAGE: importlib.util.module_from_spec(module_spec), logger.__name__: logger}
-    return importlib.import_module(f"{PACKAGE}.kernels.collectives.{name}")
-
-
 def public(mesh: Mesh, tiles: tuple[int, int]) -> Any:
     def multiply(x: Array, w: Array) -> Array:
-        gather = public_module("all_gather_matmul").all_gather_matmul  # in the process that traces
+        gather = kernel_module("collectives.all_gather_matmul").all_gather_matmul  # in the process that traces
         return gather(x, w, mesh, AXIS, bn=tiles[0], bk=tiles[1])
 
     return multiply
@@ -65,7 +49,10 @@ def main(counts: tuple[int, ...]) -> None:
 
     Example: python benchmarks/public_gather.py --tokens 1024
     """
-    tuned = public_module("all_gather_matmul_tuned_block_sizes").TUNED_BLOCK_SIZES
+    try:
+        tuned = kernel_module("collectives.all_gather_matmul_tuned_block_sizes").TUNED_BLOCK_SIZES
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from error
     _, mesh = meshes(CHIP, TOPOLOGY, 1)
     columns = ["tokens", "k", "n", "ours", "kernel", "tpu-inference", "kernel", "XLA", "XLA, in turn"]
     click.echo(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")

@@ -152,6 +152,14 @@ def test_a_constraint_keeps_the_value() -> None:
     np.testing.assert_array_equal(found, SIZES[8:12])
 
 
+def test_a_barrier_keeps_each_value_though_another_is_unknown() -> None:
+    def fn(sizes, shape):
+        return copied(lax.optimization_barrier((sizes, shape))[0])
+
+    (contents,) = operands(fn, SIZES, SHAPE, partition=0)
+    np.testing.assert_array_equal(contents, SIZES)
+
+
 def test_what_may_differ_between_devices_is_marked() -> None:
     def body(cut, whole):
         return copied(cut, whole, whole + lax.axis_index("model"), lax.psum(whole, "model"), jnp.cumsum(whole))

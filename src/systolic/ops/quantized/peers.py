@@ -1,19 +1,12 @@
 """tpu-inference's kernel for rows that are quantized in the call, as vLLM calls it on TPUs, with its own tuned tiles.
 
-The kernel is not part of this package; install it for the race by `python -m pip install --no-deps tpu-inference`. Only
-the files of its kernel are loaded, because its package needs vLLM, and sets flags of the compiler for the whole
-process.
+The kernel is not part of this package; install it for the race by `python -m pip install --no-deps tpu-inference`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
-import logging
 import re
-import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,17 +18,18 @@ from systolic.chips import Chip
 from systolic.ops.op_programs import Peer
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.support.bugs import runs_user_code
+from systolic.support.tpu_inference import PACKAGE, is_installed, kernel_module
 
-_PACKAGE = "tpu_inference"
-_KERNEL = f"{_PACKAGE}.kernels.quantized_matmul"
+_KERNEL = "quantized_matmul.kernel"
+_TUNED = "quantized_matmul.tuned_block_sizes"
 
 
 def peers(spec: QuantizedSpec, chip: Chip) -> Iterator[Peer]:
     """Yield the kernel for products that it has tiles for on the chip: its default tiles take many times as long."""
     if spec.quantize_lhs is None or spec.blocks > 1 or spec.gated:
         return  # it has no tiles for rows of floats, and takes no scales of blocks
-    if importlib.util.find_spec(_PACKAGE) is None:
-        yield Peer(name="tpu-inference", program=None, reason=f"{_PACKAGE} is not installed")
+    if not is_installed():
+        yield Peer(name="tpu-inference", program=None, reason=f"{PACKAGE} is not installed")
         return
     tiles = _tiles(spec, chip)
     shapes = (((spec.m, spec.k), spec.dtype_lhs), ((spec.n, spec.k), spec.dtype_rhs), ((spec.n,), spec.dtype_scale))
@@ -49,7 +43,7 @@ def peers(spec: QuantizedSpec, chip: Chip) -> Iterator[Peer]:
 
 
 def _tiles(spec: QuantizedSpec, chip: Chip) -> Any:
-    tuned = _module("tuned_block_sizes")
+    tuned = kernel_module(_TUNED)
     key = tuned.TunedKey(_version(chip), spec.m, spec.n, spec.k, spec.quantize_lhs, spec.dtype_rhs)
     return tuned.TUNED_BLOCK_SIZES.get(key)
 
@@ -57,8 +51,8 @@ def _tiles(spec: QuantizedSpec, chip: Chip) -> Any:
 @runs_user_code  # any error of a public kernel is its result
 def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales: Array) -> Array:
     # The kernel asks the first device for the chip; there is no TPU here, and the kernel is for another machine.
-    _module("tuned_block_sizes").get_tpu_version = lambda: _version(chip)
-    multiply = _module("kernel").quantized_matmul_kernel.__wrapped__  # jit would keep the kernel of another chip
+    kernel_module(_TUNED).get_tpu_version = lambda: _version(chip)
+    multiply = kernel_module(_KERNEL).quantized_matmul_kernel.__wrapped__  # jit would keep the kernel of another chip
     return multiply(rows, weight, scales, x_q_dtype=jnp.dtype(spec.quantize_lhs), tuned_value=_tiles(spec, chip))
 
 
@@ -66,14 +60,3 @@ def _version(chip: Chip) -> int:
     """Return the chip's generation as tpu-inference counts them."""
     match = re.search(r"\d+", chip.generation)
     return int(match.group()) if match else -1
-
-
-def _module(name: str) -> Any:
-    """Load a file of the kernel, without the package around it."""
-    if _PACKAGE not in sys.modules:
-        module_spec = importlib.util.find_spec(_PACKAGE)
-        assert module_spec is not None  # `peers` has looked
-        package, logger = importlib.util.module_from_spec(module_spec), types.ModuleType(f"{_PACKAGE}.logger")
-        logger.__dict__["init_logger"] = logging.getLogger
-        sys.modules |= {_PACKAGE: package, logger.__name__: logger}
-    return importlib.import_module(f"{_KERNEL}.{name}")

@@ -1,0 +1,35 @@
+"""Files of tpu-inference's kernels, which are raced where they are installed: `pip install --no-deps tpu-inference`.
+
+They are loaded without the package around them, which needs vLLM, and sets flags of the compiler for the whole process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+import types
+from typing import Any
+
+PACKAGE = "tpu_inference"
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def kernel_module(name: str) -> Any:
+    """Load a file below the package's `kernels`, such as "quantized_matmul.kernel", in this process.
+
+    Raises:
+      ModuleNotFoundError: the package is not installed, or has no such file.
+    """
+    if PACKAGE not in sys.modules:
+        module_spec = importlib.util.find_spec(PACKAGE)
+        if module_spec is None:
+            raise ModuleNotFoundError(f"{PACKAGE} is not installed: python -m pip install --no-deps tpu-inference")
+        package, logger = importlib.util.module_from_spec(module_spec), types.ModuleType(f"{PACKAGE}.logger")
+        logger.__dict__["init_logger"] = logging.getLogger
+        sys.modules |= {PACKAGE: package, logger.__name__: logger}
+    return importlib.import_module(f"{PACKAGE}.kernels.{name}")
