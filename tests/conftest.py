@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import tempfile
@@ -15,6 +16,11 @@ os.environ["SYSTOLIC_STORE"] = f"{_STORE.name}/trials.sqlite"
 
 # Some tests trace as for a chip, which loads the compiler into their own process: beside other tests' it may.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+
+# Looking for garbage among the objects of JAX and of the programs that it traced takes a tenth of the time.
+gc.freeze()
+gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from systolic.checking.windows import Windows
 from systolic.chips import Chip
 from systolic.compat import (
     all_references,
+    conditions_of_runs,
     copies_between_devices_in_order,
     cores_compiled_once,
     empty_copies,
@@ -35,7 +36,6 @@ from systolic.compat import (
     interpreter_reports,
     operands_without_transfers,
     races_found,
-    unkind_interpreter,
     watched_interpreter,
 )
 from systolic.support.bugs import runs_user_code
@@ -131,7 +131,8 @@ class Interpreter:
         self._outputs = outputs
         self._chip = chip
         self._mesh = dict(mesh or {})
-        self._compiled: dict[Conditions, Callable[..., Any]] = {}
+        self._conditions = Conditions()  # of the run that is going on
+        self._compiled: dict[int, Callable[..., Any]] = {}  # by number of cores: other conditions act in the run
         self._on_subcores = False
         self._programs: dict[int, Any] = {}  # of cores
         self.watch = Watch()
@@ -157,21 +158,20 @@ class Interpreter:
         level = log.level
         windows = Windows(late=conditions.late, scratch=conditions.spoiled, outputs=self._outputs)
         self.watch = Watch(devices=math.prod(self._mesh.values()), windows=windows)
+        self._conditions = conditions
         log.setLevel(logging.CRITICAL)  # it would show the traceback of an exception that is raised anyway
         try:
             with (
                 traced_as_on(self._chip, self._mesh),
                 all_references(),
                 cores_compiled_once(self._programs),
-                unkind_interpreter(left_over),
+                conditions_of_runs(lambda: self._conditions, left_over),
                 copies_between_devices_in_order(),
                 empty_copies(),
                 operands_without_transfers(),
                 interpreter_reports() as reports,
             ):
-                # The others are up to the watch.
-                traced = replace(conditions, late=False, spoiled=())
-                call = self._compiled.get(traced) or self._compile(arguments, traced)
+                call = self._compiled.get(conditions.cores) or self._compile(arguments, conditions.cores)
                 outputs = waited_for(lambda: _outputs(call, arguments), time_limit_s, self.watch)
                 raced = races_found()
         except BaseException as error:
@@ -194,16 +194,13 @@ class Interpreter:
             on_subcores=self._on_subcores,
         )
 
-    def _compile(self, arguments: Sequence[np.ndarray], conditions: Conditions) -> Callable[..., Any]:
+    def _compile(self, arguments: Sequence[np.ndarray], cores: int) -> Callable[..., Any]:
         from jax.experimental.pallas import tpu as pltpu
 
         params = interpret_params(
             detect_races=True,
             out_of_bounds_reads="raise",
-            uninitialized_memory=conditions.memory,
-            dma_execution_mode=conditions.copies,
-            num_cores_or_threads=conditions.cores,
-            random_seed=conditions.order,
+            num_cores_or_threads=cores,
             buffer_bounds="padded",
             grid_point_recorder=lambda *point: self.watch.at_grid_point(*point),
         )
@@ -211,7 +208,7 @@ class Interpreter:
         with pltpu.force_tpu_interpret_mode(params), watch, interpreted_batches(), interpreted_subcores() as meshes:
             compiled = _compiled(self._fn, arguments)
         self._on_subcores = bool(meshes)
-        self._compiled[conditions] = compiled
+        self._compiled[cores] = compiled
         return compiled
 
 

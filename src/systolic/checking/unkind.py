@@ -12,12 +12,10 @@ import numpy as np
 _LARGE = 1e12
 
 
-def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
+def left_over(shape: Sequence[int], dtype: Any, memory: str) -> np.ndarray:
     """Make the contents of unwritten memory: NaN and the largest integers, zeros, or large numbers.
 
     Args:
-      xp: the module that makes it: NumPy where a kernel runs, jax.numpy where it is traced. There an array of NumPy's
-        would be a large constant, around which calls of a kernel on a mesh (`pl.kernel`) lose their order.
       shape: its shape.
       dtype: its type.
       memory: "nan", "zero" or "large".
@@ -25,7 +23,7 @@ def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
     import jax.numpy as jnp
 
     if memory == "zero":
-        return xp.zeros(shape, dtype)
+        return np.zeros(shape, dtype)
     if jnp.issubdtype(dtype, jnp.floating):
         largest = min(_LARGE, float(jnp.finfo(dtype).max) / 8)
         values = (largest, -largest / 3) if memory == "large" else (np.nan, np.nan)
@@ -37,6 +35,6 @@ def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
     else:
         raise NotImplementedError(f"unwritten memory of type {dtype}")
     if memory != "large":
-        return xp.full(shape, values[0], dtype)
-    odd = xp.arange(math.prod(shape)).reshape(shape) % 2 == 1
-    return xp.where(odd, xp.asarray(values[1], dtype), xp.asarray(values[0], dtype))
+        return np.full(shape, values[0], dtype)
+    odd = np.arange(math.prod(shape)).reshape(shape) % 2 == 1
+    return np.where(odd, np.asarray(values[1], dtype), np.asarray(values[0], dtype))

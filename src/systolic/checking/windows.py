@@ -117,4 +117,4 @@ def _place(args: Sequence[Any]) -> _Place:
 def _spoil(place: _Place) -> None:
     view = buffer_view(*place)
     if view is not None:
-        view[...] = left_over(np, view.shape, view.dtype, left_over_memory())
+        view[...] = left_over(view.shape, view.dtype, left_over_memory())

@@ -32,9 +32,9 @@ from systolic.compat.interpreter import (
     races_found,
     semaphore_waits,
     swap_past_the_end,
-    unkind_interpreter,
     watched_interpreter,
 )
+from systolic.compat.interpreter_conditions import conditions_of_runs
 from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches, operands_without_transfers
 from systolic.compat.references import all_references, buffer_view
 from systolic.compat.subcores import interpreted_subcores

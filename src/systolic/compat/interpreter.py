@@ -27,55 +27,6 @@ def interpret_params(**options: Any) -> Any:
 
 
 @contextmanager
-def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
-    """Make TPU interpret mode as unkind as a TPU, while a function is traced and while it runs.
-
-    A window that an output's block was written back from holds anything afterwards: the next block has another window.
-    `left_over` makes the content of memory that was never written; see `checking.unkind`.
-    """
-    import jax.numpy as jnp
-    import numpy as np
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call, utils
-
-    calls: Any = interpret_pallas_call
-    module: Any = utils
-    get, pad = calls.get, module.pad_to_block_dimension
-    before = {name: getattr(module, name) for name in ("get_uninitialized_value", "get_uninitialized_array")}
-    hbm = calls.TPU_MEMORY_SPACE_IDXS[calls._HBM]
-
-    @functools.wraps(get)
-    def get_and_spoil(
-        token: Any, device: Any, core: Any, memory: Any, buffer: Any, transforms: Any, *rest: Any, **kw: Any
-    ) -> Any:
-        content = get(token, device, core, memory, buffer, transforms, *rest, **kw)
-        # Only as a block is written back a window is read whole, from outside of the kernel.
-        if not rest and not kw and not transforms and int(memory) != hbm:
-            value = content[1]
-            spoiled = left_over(np, value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
-            calls.store(token, device, core, memory, buffer, (), spoiled)
-        return content
-
-    def padded(value: Any, block_shape: Any, memory: str) -> Any:
-        made = pad(value, block_shape, memory)
-        if memory != "large" or made.shape == value.shape:
-            return made
-        inside = tuple(slice(0, size) for size in value.shape)
-        return left_over(jnp, made.shape, made.dtype, memory).at[inside].set(value)
-
-    # Copies of the kernel's own call what is wrapped.
-    get_and_spoil.__wrapped__ = get.__wrapped__  # type: ignore[attr-defined]
-    module.get_uninitialized_value = lambda dtype, memory: left_over(np, (), dtype, memory)
-    module.get_uninitialized_array = functools.partial(left_over, jnp)
-    calls.get, module.pad_to_block_dimension = get_and_spoil, padded
-    try:
-        yield
-    finally:
-        calls.get, module.pad_to_block_dimension = get, pad
-        for name, function in before.items():
-            setattr(module, name, function)
-
-
-@contextmanager
 def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
     """Let `watch` make every call by which a kernel in TPU interpret mode does something, while it is traced.
 

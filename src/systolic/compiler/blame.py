@@ -115,6 +115,7 @@ def _is_users(file: str) -> bool:
     return Path(file).is_file() and not _is_foreign(file)
 
 
+@cache
 def _is_foreign(file: str) -> bool:
     # Without a virtual environment site-packages lies inside the standard library's folder.
     in_stdlib = file.startswith(f"{sysconfig.get_path('stdlib')}/") and "-packages/" not in file
