@@ -53,7 +53,7 @@ test-lowest: ## unit and some compiled tests with the lowest versions that pypro
 	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --python $(VENV)-lowest/bin/python \
 	  --editable '.[tpu,dev]'
 	# Warnings are no errors here: old versions give some of their own.
-	$(VENV)-lowest/bin/python $(PYTEST) -W default $(NO_PROPERTIES) tests/unit tests/docs/test_docs_build.py $(COMPILED)
+	$(VENV)-lowest/bin/python $(PYTEST) -W default $(NO_PROPERTIES) tests/unit $(COMPILED)
 
 packages: ## sdist and wheel, in dist; each is installed with the oldest and the newest stack, and compiles a product
 	PYTHON="$(PYTHON)" .ci/packages

@@ -62,13 +62,14 @@ def opened(browser: Browser, file: Path, *, scheme: str = "light", width: int = 
     return Watched(page, file)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 500])
 def test_it_draws_fits_and_loads_nothing(browser: Browser, file: Path, tmp_path: Path, scheme: str, width: int) -> None:
     check_drawing(browser, file, PLOTS, tmp_path, scheme=scheme, width=width)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("width", [1280, 500])
 def test_a_slice_is_drawn(browser: Browser, tmp_path: Path, width: int) -> None:
     file = tmp_path / "slice.html"
@@ -123,6 +124,7 @@ def test_text_can_be_read_in_both_schemes(browser: Browser, file: Path) -> None:
     watched.page.close()
 
 
+@pytest.mark.exhaustive
 def test_the_scheme_follows_the_system_and_the_button(browser: Browser, file: Path, tmp_path: Path) -> None:
     watched = opened(browser, file)
     page = watched.page
@@ -207,6 +209,7 @@ OVERLAPS = """() => [...document.querySelectorAll('.plot')].flatMap((plot) => {
 })"""
 
 
+@pytest.mark.exhaustive
 def test_no_words_lie_upon_others_on_a_narrow_screen(browser: Browser, tmp_path: Path) -> None:
     # Programs that are about as fast as each other have points, and names, in about the same place.
     made = an_explanation()
@@ -231,6 +234,7 @@ def test_a_bar_says_what_it_is(browser: Browser, file: Path) -> None:
     page.close()
 
 
+@pytest.mark.exhaustive
 def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "hostile.html"
     path.write_text(explanation_page(a_hostile_one()), encoding="utf-8")

@@ -353,7 +353,7 @@ def prefetch_listings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         return dict(job.result().listings)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("start", range(0, 300, 60))
 def test_a_garbled_listing_is_an_error_or_a_result(prefetch_listings: dict[str, str], start: int) -> None:
     check_damages(prefetch_listings, chip("v6e"), range(start, start + 60))

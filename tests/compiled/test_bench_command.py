@@ -23,6 +23,7 @@ def raced(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *argumen
     return json.loads(target.read_text())["rows"]
 
 
+@pytest.mark.exhaustive
 def test_a_square(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = raced(cache, tmp_path, monkeypatch, "--suite", "square", "--only", "512", "--chip", "v6e")
     assert row["status"] == "ok"

@@ -42,7 +42,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("command", "module", "name", "place"), PLANTED)
 def test_on_the_command_line(
     command: str, module: str, name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
@@ -75,7 +75,7 @@ def breaking(module: str, name: str) -> Callable[..., Any]:
     return fn
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("call", "module", "name"),
     [

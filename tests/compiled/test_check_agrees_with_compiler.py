@@ -41,6 +41,7 @@ def rows(benchmark: ModuleType) -> list[dict[str, Any]]:
         return [benchmark.row_of(*each) for each in jobs]
 
 
+@pytest.mark.exhaustive
 def test_the_rules_foretell_what_the_compiler_says(rows: list[dict[str, Any]]) -> None:
     assert {row["compiler"] for row in rows} == {"accepted", "refused"}
     assert [row for row in rows if row["compiler"] != row["foretold"]] == []

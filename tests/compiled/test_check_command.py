@@ -28,7 +28,7 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, C
     return code, CheckReport.from_json(json.dumps(document["rows"][0]))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("fault", "k", "rules"),
     [
@@ -50,6 +50,7 @@ def test_planted_faults_are_found(capsys: pytest.CaptureFixture[str], fault: str
     assert all("planted_faults.py" in each.where for each in report.findings if each.grade == "error")
 
 
+@pytest.mark.exhaustive
 def test_a_sound_kernel_is_ok_and_says_what_it_moves(capsys: pytest.CaptureFixture[str]) -> None:
     code, report = checked(
         capsys,
@@ -113,6 +114,7 @@ def misaligned(x):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "code", "rule", "words"),
     [
@@ -236,6 +238,7 @@ def test_what_does_not_end_is_told_from_what_breaks_the_compiler(
     assert "see the text below" not in "".join(each.fix for each in report.findings)
 
 
+@pytest.mark.exhaustive
 def test_without_the_compiler_the_rules_and_the_run_have_the_word(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (f"{FAULTS}:racing_copy", "--arg", "bf16[512,1024]", "--arg", "bf16[1024,512]", "--seeds", "2")
     code, report = checked(capsys, *arguments, "--no-compile")

@@ -184,6 +184,7 @@ def double(x):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_program_is_known_wherever_its_source_stands_and_in_every_process(tmp_path):
     def double(folder, x):
         sys.path.insert(0, folder)
@@ -203,6 +204,7 @@ def test_a_program_is_known_wherever_its_source_stands_and_in_every_process(tmp_
     assert str(tmp_path) not in found[0].top_level_hlo
 
 
+@pytest.mark.exhaustive
 def test_too_much_vmem_is_refused_with_bytes_and_the_refusal_is_kept(tmp_path):
     cache = ProgramCache(folder=tmp_path)
     args = (square(1280), square(1280))
@@ -286,6 +288,7 @@ def test_outside_a_worker_it_says_so():
         compile_function(plain, (square(256), square(256)), V5E, cache=None)
 
 
+@pytest.mark.exhaustive
 def test_a_crash_inside_the_compiler_costs_one_job(monkeypatch):
     # This flag takes away what the lowering of a custom call inside a conditional relies on: a segmentation fault.
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_jf_hlo_deduplication=false")
@@ -301,6 +304,7 @@ def test_a_crash_inside_the_compiler_costs_one_job(monkeypatch):
         assert "TLP" in compile_in(pool, branches, (square(256), square(256)), V5E).listings
 
 
+@pytest.mark.exhaustive
 def test_the_users_flags_are_kept_and_count(monkeypatch):
     keys = set()
     for flags in ("", "--xla_tpu_scoped_vmem_limit_kib=1024"):
@@ -311,6 +315,7 @@ def test_the_users_flags_are_kept_and_count(monkeypatch):
     assert len(keys) == 2
 
 
+@pytest.mark.exhaustive
 def test_flags_of_a_target_count_and_reach_the_compiler(pool, tmp_path):
     cache = ProgramCache(folder=tmp_path)
     args = (square(1024), square(1024))
@@ -345,6 +350,7 @@ def test_a_flag_that_the_compiler_does_not_know(pool, flags, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.exhaustive
 def test_a_compilation_is_stopped_at_its_time_limit():
     with WorkerPool(max_workers=1) as pool:
         compile_in(pool, kernel, (square(128), square(128)), V5E)
@@ -371,6 +377,7 @@ with WorkerPool() as pool:
 """
 
 
+@pytest.mark.exhaustive
 def test_a_killed_parent_leaves_neither_process_nor_folder(tmp_path, monkeypatch):
     temporary, file = tmp_path / "temporary", tmp_path / "pid"
     temporary.mkdir()

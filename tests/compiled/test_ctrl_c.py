@@ -27,6 +27,7 @@ def finished(store: TrialStore, subject: Subject) -> list[Trial]:
     return [trial for trial in store.trials(subject) if trial.config is not None and trial.time_us is not None]
 
 
+@pytest.mark.exhaustive
 def test_tune_prints_what_is_finished_keeps_it_and_says_how_to_go_on(tmp_path: Path) -> None:
     store = TrialStore(tmp_path / "trials.sqlite")
     subject = Subject.here(systolic.MatmulSpec.of(256, 256, 256, "bfloat16"), "v5e")

@@ -18,6 +18,7 @@ def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
 
 
+@pytest.mark.exhaustive
 def test_a_small_product_is_compiled_simulated_and_interpreted(tmp_path: Path) -> None:
     found = installation()
     parts = {each.name: each for each in found.parts}

@@ -20,6 +20,7 @@ SLOW = f"{EXAMPLES / 'slow_products.py'}:product"
 ARGUMENTS = ("--arg", "bf16[1024,512]", "--arg", "bf16[512,1024]", "--param", "tile_k=512", "--chip", "v6e", "-q")
 
 
+@pytest.mark.exhaustive
 def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, kept = tmp_path / "report.html", tmp_path / "explained.json"
     code = main(["explain", SLOW, *ARGUMENTS[:-1], "--tries", "2", "--out", str(page), "--json", str(kept)])
@@ -116,6 +117,7 @@ def test_a_function_that_raises_is_a_reason_and_no_traceback(
     assert "Traceback" not in captured.out + captured.err
 
 
+@pytest.mark.exhaustive
 def test_an_other_function_that_raises_costs_no_explanation() -> None:
     def raising(*_: object) -> object:
         raise KeyError("no such thing")

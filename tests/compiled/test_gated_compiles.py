@@ -22,7 +22,7 @@ def with_gradient(on: str, x: jax.Array, dout: jax.Array, *weights: jax.Array) -
     return out, back(dout)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "dtype", "side_by_side"),
     [

@@ -44,6 +44,7 @@ def by_rung(document: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["rung"], row["m"]): row for row in document["rows"]}
 
 
+@pytest.mark.exhaustive
 def test_float32_on_v5e(ladder: Ladder) -> None:
     document = ladder("v1", "v2", "v3", "v5", "--chip", "v5e", "--dtype", "float32", "--sizes", "512,1280")
     rows = by_rung(document)
@@ -120,6 +121,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_stops_everything(cache: Path) -> None:
     environment = {**os.environ, "SYSTOLIC_CACHE_DIR": str(cache / "other")}
     command = [sys.executable, "-c", HEARING_CTRL_C, "ladder", "v1", "--dtype=float32", "--sizes=2048", "--no-check"]

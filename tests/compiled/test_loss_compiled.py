@@ -29,7 +29,7 @@ def test_no_logits_cross_hbm(name: str, kind: Any, dtype: str) -> None:
     assert run.hbm_bytes > 0.4 * spec.least_hbm_bytes  # XLA may keep a small array in VMEM
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("logits", ["recompute", "keep"])
 @pytest.mark.parametrize("name", ["v6e"])
 def test_a_training_step_has_both_kernels(name: str, logits: Any) -> None:

@@ -103,6 +103,7 @@ def test_a_record_has_the_times_of_what_it_copies() -> None:
     assert systolic.simulate(jnp.matmul, SHAPE, SHAPE, chip=slower).cycles > 1.5 * its.cycles
 
 
+@pytest.mark.exhaustive
 def test_a_record_is_checked_explained_and_multiplied_for() -> None:
     checked = systolic.check(own_product, SHAPE, SHAPE, chip=V8X, run=False)
     assert checked.ok, checked.findings

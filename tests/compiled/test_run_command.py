@@ -95,6 +95,7 @@ def test_a_script_is_timed_by_call(no_values: bool, capsys: pytest.CaptureFixtur
     assert calls[1]["ts"] == pytest.approx(of_step["time_us"])
 
 
+@pytest.mark.exhaustive
 def test_the_script_decides_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "script.py", "--chip", "v6e", "--", "1", "3"]) == 3
     assert main(["run", "script.py", "--chip", "v6e", "-q", "--", "1", "wrong"]) == 1
@@ -105,6 +106,7 @@ def test_the_script_decides_the_exit_code(capsys: pytest.CaptureFixture[str]) ->
     assert "repeated" in printed.out  # the table of what ran before
 
 
+@pytest.mark.exhaustive
 def test_the_time_is_that_of_simulate() -> None:
     import jax
     import jax.numpy as jnp
@@ -152,6 +154,7 @@ assert program.step.devices == 4 and " ms on v6e 2x2 in 1 calls" in str(recordin
 """
 
 
+@pytest.mark.exhaustive
 def test_the_time_on_a_slice_is_that_of_simulate(tmp_path: Path) -> None:
     run_on_virtual_devices(SHARDED, tmp_path)
 

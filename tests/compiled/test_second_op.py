@@ -70,6 +70,7 @@ def test_it_is_planned() -> None:
         systolic.plan(SPEC, "v5e", tiles=Tiles(tile_m=100, tile_k=512, tile_n=256))
 
 
+@pytest.mark.exhaustive
 def test_it_is_tuned_kept_and_raced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = TrialStore(tmp_path / "trials.sqlite")
     result = systolic.tune(SPEC, "v5e", store=store)
@@ -100,6 +101,7 @@ def test_it_is_tuned_kept_and_raced(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "4 experts" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_it_is_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
     described, saved = tmp_path / "spec.json", tmp_path / "raced.json"
@@ -116,6 +118,7 @@ def test_it_is_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "4 experts" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_it_is_tuned_and_raced_on_a_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +149,7 @@ def test_it_is_tuned_and_raced_on_a_slice(
     capsys.readouterr()
 
 
+@pytest.mark.exhaustive
 def test_who_does_not_know_the_op_leaves_its_trials_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TrialStore(tmp_path / "trials.sqlite")
     systolic.tune(SPEC, "v5e", store=store, against_xla=False)

@@ -96,6 +96,7 @@ def test_a_flag_that_the_compiler_does_not_know_is_a_wrong_call(
         assert len(said.splitlines()) == 1
 
 
+@pytest.mark.exhaustive
 def test_against_another_function_with_a_trace(
     kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_trace_for_xprof_has_the_operations_of_the_result(tmp_path: Path, caps
     assert all(op["ratio"] == pytest.approx(1, abs=1e-3) for op in row["operations"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("function", "values", "says"),
     [
@@ -155,6 +157,7 @@ def test_a_function_that_is_not_there(kernels: str, capsys: pytest.CaptureFixtur
     assert "it has picked, plain, broken, greedy" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_validate(kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = "float32,float32,float32"
     lines = (

@@ -174,6 +174,7 @@ def test_links_leave_less_of_hbm_to_an_operation(pool: WorkerPool) -> None:
     assert carried[0] == pytest.approx(carried[1], rel=0.01)
 
 
+@pytest.mark.exhaustive
 def test_an_argument_that_is_brought_ahead_counts_as_on_one_chip(pool: WorkerPool) -> None:
     x = jax.ShapeDtypeStruct((128, 4096), jnp.bfloat16, sharding=CUT)
     fn = jax.shard_map(
@@ -196,6 +197,7 @@ def test_a_program_is_compiled_anew_where_it_is_not_kept(pool: WorkerPool) -> No
     assert len({job.result().time_us for job in jobs}) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "sent_shares"), [("all-gather", 7), ("all-reduce", 14 / 8)])
 def test_sparse_cores_communicate_unless_flags_say_otherwise(pool: WorkerPool, kind: str, sent_shares: float) -> None:
     mesh = slice_mesh("v7x", "2x2x1", ring=8)

@@ -137,7 +137,7 @@ def layers(weights: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, weights)[0].astype(jnp.float32))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["v5e", "v5p", "v6e"])
 def test_looking_calls_up_changes_nothing(compiled: Compile, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
@@ -156,6 +156,7 @@ def test_looking_calls_up_changes_nothing(compiled: Compile, monkeypatch: pytest
     assert run == simulate_listings(listings, chip(name), spans=50, remember=False)
 
 
+@pytest.mark.exhaustive
 def test_a_quarter_of_a_million_steps(compiled: Compile) -> None:
     spec = MatmulSpec.of(8192, 8192, 8192, "float32")
     done = run(compiled, "v5e", "v3", spec)
@@ -177,7 +178,7 @@ def perceptron(x, first, second):
 
 
 # libtpu takes a minute for v7x.
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [*CHIPS[:-1], pytest.param(CHIPS[-1], marks=pytest.mark.slow)])
 def test_programs_of_many_operations(compiled: Compile, name: str) -> None:
     import jax

@@ -34,6 +34,7 @@ def explained(folder: Path) -> Explanation:
     return Explanation.from_json(json.dumps(row))
 
 
+@pytest.mark.exhaustive
 def test_explain_names_exposed_communication_and_what_hides_it(folder: Path) -> None:
     found = explained(folder)
     run = found.slice_run

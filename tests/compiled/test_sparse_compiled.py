@@ -68,6 +68,7 @@ def test_gradients_are_kernels() -> None:
     assert {"systolic_dsd_bfloat16_512_512_256", "systolic_sdd_bfloat16_512_256_512"} <= names
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "calls"),
     [("dsd", 2), pytest.param("dds", 3, marks=pytest.mark.slow), pytest.param("sdd", 2, marks=pytest.mark.slow)],

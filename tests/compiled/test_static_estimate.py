@@ -81,7 +81,7 @@ def operations(prepared: PreparedProgram, known: Chip) -> dict[str, OpRun]:
     return {op.name: op for op in prepared.run(known).later_core.ops}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CHIPS)
 def test_products_without_a_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = chip(name)

@@ -42,6 +42,7 @@ def test_the_parts_of_a_step_are_its_whole_time(predicted: list[StepRun]) -> Non
     assert passes["optimizer"] == {"update"}
 
 
+@pytest.mark.exhaustive
 def test_rates_follow_from_the_time(predicted: list[StepRun]) -> None:
     run, _ = predicted
     assert run.tokens_per_s_per_device == pytest.approx(run.tokens / 4 / run.time_us * 1e6)
@@ -116,7 +117,6 @@ def test_a_step_that_does_not_fit_says_by_how_much() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x"])
 def test_what_goes_to_the_host_and_comes_back_takes_its_link_as_long(chip: str) -> None:
     def step(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -41,7 +41,7 @@ def test_a_shipped_profile_can_be_made_again(name: str) -> None:
     assert run.bundles == short.bundles
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_time_of_a_shape_that_was_not_profiled(name: str) -> None:
     its, spec = chip(name), MatmulSpec.of(1024, 3072, 1536, "bfloat16")

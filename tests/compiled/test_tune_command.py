@@ -34,6 +34,7 @@ def tuned(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(target.read_text())
 
 
+@pytest.mark.exhaustive
 def test_it_finds_keeps_and_goes_on(tmp_path: Path) -> None:
     document = tuned(tmp_path, "--trials", "3", "--plot", str(tmp_path / "trials.png"))
     (row,) = document["rows"]

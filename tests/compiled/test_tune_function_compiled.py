@@ -78,6 +78,7 @@ def test_a_callable_is_tuned_as_well(tmp_path: Path) -> None:
     assert found.partial.keywords == {"rows": 256}
 
 
+@pytest.mark.exhaustive
 def test_a_function_without_a_pallas_call_is_tuned_without_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def test_what_the_user_has_done_is_a_finding(fn: Callable[..., Any], kind: type[
             call(fn, X, chip="v5e")
 
 
+@pytest.mark.exhaustive
 def test_a_reference_that_raises_is_a_finding() -> None:
     report = systolic.check(two, X, X, chip="v5e", reference=refusing)
     assert "reference" in [each.rule for each in report.findings]

@@ -85,6 +85,7 @@ def test_a_small_file(command: Command, capfd: pytest.CaptureFixture[str]) -> No
     assert "7 rows: 4 counted, 3 not" in out
 
 
+@pytest.mark.exhaustive
 def test_constants_that_made_the_times_are_found_again(command: Command, tmp_path: Path) -> None:
     """Times simulated with other constants stand in for published ones: the whole way there and back."""
     truth = tmp_path / "truth.json"
@@ -127,6 +128,7 @@ me,v6e,matmul,dot_general,256,256,256,,bfloat16,bfloat16,bfloat16,,,,5,device,p_
 """
 
 
+@pytest.mark.exhaustive
 def test_operations_of_several_kinds_flags_and_clock_states(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,8 @@ from systolic.cli.commands import TASKS
 from systolic.lessons import LESSONS
 from systolic.lessons.ladder import RUNGS
 
+pytestmark = pytest.mark.exhaustive
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -152,7 +152,7 @@ def test_a_forgotten_bias_is_noticed() -> None:
         check(plain, case, operands)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("which", "experts"), [("mlp", 0), ("gated", 0), ("mlp", 3)])
 def test_layers(which: Which, experts: int) -> None:
     """Both programs compute the same MLPs and gradients: ours in interpret mode, plain JAX in float32."""

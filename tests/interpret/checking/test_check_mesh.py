@@ -21,7 +21,7 @@ def checked(case, **options) -> systolic.CheckReport:
     )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", ["shifted: no barrier, no reference", "shifted: waits for the sending alone, no reference"]
 )
@@ -30,6 +30,7 @@ def test_a_race_between_devices_is_found(name: str) -> None:
     assert "race" in {found.rule for found in report.findings if found.grade == "error"}
 
 
+@pytest.mark.exhaustive
 def test_a_missing_barrier_names_the_copy_and_both_devices() -> None:
     report = checked(CASES["shifted: no barrier, no reference"])
     found = next(each for each in report.findings if each.rule == "race")
@@ -38,6 +39,7 @@ def test_a_missing_barrier_names_the_copy_and_both_devices() -> None:
     assert "benchmarks/checked/devices.py" in found.where
 
 
+@pytest.mark.exhaustive
 def test_a_sound_ring_is_not_accused_and_compared() -> None:
     report = checked(CASES["shifted"])
     assert report.ok

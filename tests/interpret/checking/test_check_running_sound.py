@@ -26,7 +26,7 @@ REFERENCE = example("products.py:product_reference")
 SLOW = pytest.mark.slow  # like its neighbours
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("fn", "args", "reference"),
     [
@@ -165,6 +165,7 @@ def test_large_arguments_are_scaled_and_that_is_said() -> None:
     one(outcome, "race")
 
 
+@pytest.mark.exhaustive
 def test_a_worker_runs_functions_by_name() -> None:
     fn = NamedFunction(f"{EXAMPLES}/planted_faults.py:uninitialised_accumulator")
     reference = NamedFunction(f"{EXAMPLES}/planted_faults.py:reference")

@@ -30,7 +30,7 @@ def test_a_fault_is_found_without_a_reference(name: str) -> None:
     assert rules & case.rules
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -47,7 +47,7 @@ def test_a_known_function_shows_the_fault(name: str, said: str) -> None:
     assert [finding.rule for finding in warnings if said in finding.value and finding.rule in case.rules]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", unreferenced_blocks.SOUND, ids=lambda case: case.name)
 def test_a_sound_function_of_blocks_is_not_suspected(case: unreferenced.Case) -> None:
     findings = ran(case.fn, *case.args).findings
@@ -55,12 +55,13 @@ def test_a_sound_function_of_blocks_is_not_suspected(case: unreferenced.Case) ->
     assert not [finding for finding in findings if finding.grade != "note" and finding.rule != "uninitialised"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", unreferenced.SOUND, ids=lambda case: case.name)
 def test_a_sound_function_is_not_suspected(case: unreferenced.Case) -> None:
     assert not [finding for finding in ran(case.fn, *case.args).findings if finding.grade != "note"]
 
 
+@pytest.mark.exhaustive
 def test_megablox_against_a_reference_that_names_float32() -> None:
     # The reference's own sums would be as inexact as the kernel's: both are off on numbers around 1000.
     sizes = np.array([60, 0, 68], np.int32)

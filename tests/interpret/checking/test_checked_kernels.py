@@ -63,6 +63,7 @@ def test_what_the_inputs_were_is_said() -> None:
     assert ran(case.fn, *case.args, seeds=(0,)).summary.data == ("normal",)
 
 
+@pytest.mark.exhaustive
 def test_without_a_reference_a_likely_one_is_named() -> None:
     (found,) = (each for each in ran(copies.doubled_by_copies, array(32, 128), seeds=(0,)).findings)
     assert (found.rule, found.grade) == ("reference", "note")

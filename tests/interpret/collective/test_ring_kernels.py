@@ -140,6 +140,7 @@ def test_late_devices_change_nothing(tmp_path: Path, delayed: list[int]) -> None
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(cases), json.dumps(delayed), devices=5)
 
 
+@pytest.mark.exhaustive
 def test_rows_in_parts_are_exact_and_have_no_race(tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps([IN_PARTS]), "[]", devices=5)
 
@@ -149,6 +150,7 @@ def test_a_part_in_the_place_of_the_one_before_is_found(tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "one place", json.dumps([IN_PARTS]), "[]", devices=5)
 
 
+@pytest.mark.exhaustive
 def test_a_missing_wait_is_found(tmp_path: Path) -> None:
     cases = [(kind, 4, 2, 1, 512, "eager") for kind in ("gather", "scatter")]
     run_on_virtual_devices(SCRIPT, tmp_path, "no wait", json.dumps(cases), "[]")

@@ -86,5 +86,6 @@ def test_it_is_exact_and_has_no_race(tmp_path: Path, number: int) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]))
 
 
+@pytest.mark.exhaustive
 def test_a_missing_wait_is_found(tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "no wait", json.dumps([("k", 4, 2, 1, "eager")]))

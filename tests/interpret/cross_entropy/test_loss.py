@@ -174,6 +174,7 @@ def test_all_labels_ignored(reduction: Any) -> None:
     assert all((np.asarray(gradient) == 0).all() for gradient in gradients)
 
 
+@pytest.mark.exhaustive
 def test_vmap_over_tokens_and_over_weights() -> None:
     x, w, labels = operands(24, 128, 260)
     x, labels = x.reshape(2, 12, 128), labels.reshape(2, 12)

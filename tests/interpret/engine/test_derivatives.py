@@ -102,7 +102,7 @@ def derivatives(fn: Fn, operands: tuple[Any, ...], tangents: tuple[Any, ...]) ->
     )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_both_modes_in_any_order(name: str) -> None:
     fn, in_jax, shapes = CASES[name]

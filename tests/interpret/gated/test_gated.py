@@ -72,6 +72,7 @@ def test_every_pipeline(name: str, dtype: Any) -> None:
 SIZES = [1, 7, 31, 64, 100, 128, 129, 211, 256, 300]
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(
     sizes=st.tuples(*[st.sampled_from(SIZES)] * 3),
@@ -202,7 +203,6 @@ GRADIENT_CONFIGS: dict[str, KernelConfig] = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GRADIENT_CONFIGS)
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
@@ -228,7 +228,6 @@ def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
 
 # Name, and n: where it is not a multiple of 256 the halves are copied; v5p's two cores write outputs of their own.
 @pytest.mark.exhaustive
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "n"), [("v6e", 256), ("v5p", 512), ("v6e", 100)])
 def test_weights_side_by_side(name: str, n: int) -> None:
     x, both = normal(2, 8, 256), normal(256, 2 * n, seed=1) / 16

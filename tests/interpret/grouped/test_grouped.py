@@ -148,6 +148,7 @@ def test_any_configuration(sizes: list[int], case: tuple[int, int, int]) -> None
     check_drawn(sizes, 128, 256, "bfloat16", tiles=config(panel, 128, tile_n, rows, 128))
 
 
+@pytest.mark.exhaustive
 def test_rows_that_are_left_take_several_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of 38 rows has blocks of 8; more than 48 are one block of 64."""
     for name, value in {"_LARGE_ROWS": 64, "_LARGE_FRACTIONS": (1.0, 0.125), "_MIN_ROWS": 8, "_LOST_ROWS": 8}.items():
@@ -160,6 +161,7 @@ def test_rows_that_are_left_take_several_smaller_blocks(monkeypatch: pytest.Monk
     check_drawn([0, 0, 0, 91, 0, 5, 0, 0], 128, 128, "float32", tiles=tiles)
 
 
+@pytest.mark.exhaustive
 def test_a_sum_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_blocks, "MAX_BUNDLES", 1)
     tiles = config(64, 384, 128, 32, 128)
@@ -168,6 +170,7 @@ def test_a_sum_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPat
     check_drawn([5, 0, 40, 3, 0, 17, 1, 9], 384, 256, "float32", tiles=tiles)
 
 
+@pytest.mark.exhaustive
 def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns in blocks of 128, 128 and 44, and k in stretches of 128 and 72."""
     monkeypatch.setattr(code_blocks, "_RAGGED_COLUMNS", 128)
@@ -260,6 +263,7 @@ def test_three_passes() -> None:
     np.testing.assert_allclose(out, expected, rtol=0, atol=128**0.5 * 6 * 2**-15)
 
 
+@pytest.mark.exhaustive
 def test_vmap_and_scan() -> None:
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
     lhs, rhs = (reference.small_integers(random, shape, "float32") for shape in ((2, 48, 128), (4, 128, 128)))

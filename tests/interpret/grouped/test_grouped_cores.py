@@ -60,7 +60,7 @@ def product() -> Callable[..., jax.Array]:
     return jax.jit(run)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [SIZES, [16, 1, 1, 32, 30]])
 def test_each_core_computes_its_columns(sizes: list[int]) -> None:
     random = np.random.default_rng(0)
@@ -78,6 +78,7 @@ def test_each_core_computes_its_columns(sizes: list[int]) -> None:
     assert not races_found()
 
 
+@pytest.mark.exhaustive
 def test_rows_of_no_group_are_zero_in_all_columns() -> None:
     random = np.random.default_rng(0)
     lhs, rhs = (reference.small_integers(random, shape, "bfloat16") for shape in ((M, K), (GROUPS, K, N)))

@@ -31,7 +31,7 @@ from systolic.schedule import KernelConfig, Tiles
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(
     ("sizes", "transpose_rhs"), [([40, 0, 3, 29], False), ([4, 4, 4, 52], True), ([0, 0, 0, 0], False)]
@@ -62,6 +62,7 @@ def test_both_gradients(sizes: list[int], transpose_rhs: bool, implementation: A
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_gradient_of_what_the_result_is_written_into(implementation: Any) -> None:
     """It is the cotangent in rows that remain, and zero in the others."""

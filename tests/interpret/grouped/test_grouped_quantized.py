@@ -50,7 +50,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("form", FORMS)
@@ -130,7 +130,7 @@ def coded(name: str) -> tuple[systolic.Quantized, np.ndarray]:
     return systolic.Quantized(jnp.asarray(codes, stored), scales.astype(np.float32)), out
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -41,7 +41,6 @@ def test_tiles_end_where_the_array_ends(n: int, tile_n: int, columns: list[int])
 
 
 @pytest.mark.exhaustive
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize(("n", "tile_n"), [one[:2] for one in WIDTHS])
 def test_a_gated_product_with_all_that_is_fused(n: int, tile_n: int, transpose_rhs: bool) -> None:
@@ -77,7 +76,7 @@ def test_a_gated_product_with_all_that_is_fused(n: int, tile_n: int, transpose_r
     assert not races_found()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("n", "tile_n"), [one[:2] for one in WIDTHS])
 @pytest.mark.parametrize("sizes", [[0, 40, 3, 0, 20], [0, 0, 0, 0, 0]])
 def test_bias_and_rows_that_no_group_has(sizes: list[int], n: int, tile_n: int) -> None:
@@ -96,7 +95,6 @@ def test_bias_and_rows_that_no_group_has(sizes: list[int], n: int, tile_n: int) 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("n", "tile_n"), [one[:2] for one in WIDTHS])
 @pytest.mark.parametrize("tile_k", [128, 256])
 def test_the_gradient_of_the_matrices(n: int, tile_n: int, tile_k: int) -> None:

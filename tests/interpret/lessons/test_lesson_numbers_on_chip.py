@@ -38,6 +38,7 @@ def test_terms_hold_eight_bits_each() -> None:
         assert (left <= 2.0**-bits * np.abs(x)).all()
 
 
+@pytest.mark.exhaustive
 def test_errors() -> None:
     found = errors(m=64, k=1024, n=128, bk=128)
     # Both operands are rounded by up to 2^-9 of themselves, 0.4 of that in the mean square.

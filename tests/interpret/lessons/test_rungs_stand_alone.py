@@ -40,7 +40,7 @@ except ValueError as error:
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RUNGS)
 def test_a_pasted_rung(name: str, tmp_path: Path) -> None:
     rung = RUNGS[name]

@@ -202,6 +202,7 @@ def test_any_call(drawn: tuple[Call, str]) -> None:
     check(call, chip=name)
 
 
+@pytest.mark.exhaustive
 def test_no_race_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     """Two cores, three steps each way, both pipelines; `test_ladder` has the control."""
     random = np.random.default_rng(0)

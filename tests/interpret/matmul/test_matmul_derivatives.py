@@ -137,7 +137,7 @@ def test_interpret_mode_is_not_for_checkpoints(name: str) -> None:
         TRANSFORMS[name](small("interpret"))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("by", ["interpret", "xla"])
 def test_forward_mode_of_everything_fused(by: str) -> None:
     assert_same(

@@ -102,7 +102,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("stack", "inputs", "transpose_lhs", "transpose_rhs"), CASES)
 def test_gradients_are_xlas(stack: str, inputs: str, transpose_lhs: bool, transpose_rhs: bool) -> None:
     arrays, static = case(stack, inputs, transpose_lhs, transpose_rhs)
@@ -113,7 +113,7 @@ def test_gradients_are_xlas(stack: str, inputs: str, transpose_lhs: bool, transp
         assert_same(slope(arrays), wanted, 4e-6)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("transpose_lhs", "transpose_rhs"), [(False, False), (True, True)])
 def test_gradients_of_plain_products_with_edges(transpose_lhs: bool, transpose_rhs: bool) -> None:
     """Large enough for several steps and edges of every dimension in both products of the backward pass."""
@@ -168,7 +168,6 @@ def test_gradients_in_bfloat16() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
     [((3, 8, 16), (16, 24)), ((2, 1, 8, 16), (3, 16, 24)), ((16,), (3, 16, 24)), ((3, 8, 16), (16,))],

@@ -150,6 +150,7 @@ def test_floats_round_to_even_and_saturate(dtype: Any, fused: dict[str, Any]) ->
     np.testing.assert_array_equal(found, np.repeat(np.array(list(wanted.values()), dtype)[:, None], 128, 1))
 
 
+@pytest.mark.exhaustive
 def test_a_sum_of_int32_wraps_only_where_it_is_the_result() -> None:
     """2^18 products of 127·127 wrap modulo 2^32, as XLA's do. A float or int8 comes from a float32 sum of its parts."""
     k = 2**18

@@ -103,6 +103,7 @@ close(systolic.matmul(put(lhs, "x"), rhs, implementation=by, precision="highest"
 """
 
 
+@pytest.mark.exhaustive
 def test_every_pair_of_shardings_by_xla(tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "xla")
 

@@ -72,7 +72,7 @@ def test_checkpoint() -> None:
 AXES = [(0, None, None), (None, 0, None), (None, None, 0), (1, 2, 0)]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("axes", AXES)
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     shapes = ((16, 40), (40, 24), (24,))

@@ -42,7 +42,7 @@ def summed(
 
 # 300 tokens are three granules of 128, the last one ragged. 1,152 columns are a register of eight tiles and one tile;
 # 100 are none.
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("tokens", "top_k", "d"), [(300, 2, 1152), (5, 8, 256), (130, 1, 100)])
 def test_sums_are_those_of_float64(tokens: int, top_k: int, d: int, dtype: str) -> None:
@@ -54,7 +54,7 @@ def test_sums_are_those_of_float64(tokens: int, top_k: int, d: int, dtype: str) 
     assert (np.abs(out - expected) <= rounding * np.abs(expected) + top_k * 2.0**-23 * size).all()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("expert", [0, 3])
 def test_all_tokens_may_go_to_one_expert_and_some_of_them_be_dropped(expert: int) -> None:
     ids, weights = np.full((150, 1), expert), np.ones((150, 1), np.float32)
@@ -79,6 +79,7 @@ def test_slabs_of_columns_give_the_same(columns: int, monkeypatch: pytest.Monkey
     assert (np.abs(out - expected) <= 2.0**-8 * np.abs(expected) + 2.0**-22 * size).all()
 
 
+@pytest.mark.exhaustive
 def test_sums_are_differentiable_in_rows_and_weights_to_second_order() -> None:
     ids = jnp.asarray(RANDOM.integers(-1, 3, (6, 2)), jnp.int32)
     choices = sorted_by_expert(ids, 3, 2)
@@ -88,6 +89,7 @@ def test_sums_are_differentiable_in_rows_and_weights_to_second_order() -> None:
     check_grads(sums, (results, weights), 2, ("fwd", "rev"), atol=0.02, rtol=0.02)
 
 
+@pytest.mark.exhaustive
 def test_nothing_of_a_dropped_row_reaches_a_gradient() -> None:
     choices = sorted_by_expert(jnp.asarray([[0], [0], [-1], [1]], jnp.int32), 2, 1)
     results = jnp.asarray([[1.0], [2.0], [np.nan], [np.nan]]) * jnp.ones((1, 128))

@@ -106,6 +106,7 @@ for device, ours in enumerate(rows):
 """
 
 
+@pytest.mark.exhaustive
 def test_rows_of_tokens_that_came_round_the_ring_are_in_the_order_of_experts(tmp_path: Path) -> None:
     run_on_virtual_devices(ROWS, tmp_path)
 

@@ -50,7 +50,7 @@ ROUTINGS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_a_layer_is_the_weighted_sum_of_experts(name: str, implementation: str) -> None:
@@ -60,7 +60,7 @@ def test_a_layer_is_the_weighted_sum_of_experts(name: str, implementation: str) 
     np.testing.assert_allclose(out, expected(X, ids, weights), atol=2e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_logits_choose_the_largest_and_the_first_of_equal_ones(renormalize: bool) -> None:
     logits = np.random.default_rng(2).integers(0, 3, (TOKENS, EXPERTS)).astype(np.float32)
@@ -74,6 +74,7 @@ def test_logits_choose_the_largest_and_the_first_of_equal_ones(renormalize: bool
     np.testing.assert_allclose(out, expected(X, ids, weights), atol=2e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_nothing_of_a_dropped_token_reaches_another(implementation: str) -> None:
     """Above the capacity, and without an expert, a token of NaN with a weight of NaN changes no other token."""

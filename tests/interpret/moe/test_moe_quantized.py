@@ -39,7 +39,7 @@ def expected(matrices: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantized_experts_are_what_they_represent(name: str, implementation: str) -> None:
@@ -57,6 +57,7 @@ def _scales(one: systolic.Quantized) -> np.ndarray:
     return scales
 
 
+@pytest.mark.exhaustive
 def test_one_matrix_may_be_quantized_and_shared_ones_too() -> None:
     gate, up, down = MATRICES
     quantized = systolic.quantize(up)

@@ -18,7 +18,7 @@ RANDOM = np.random.default_rng(0)
 
 
 # 300 tokens with eight experts each take two chunks of rows; 1,152 columns are a register of eight tiles and one tile.
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("columns", [None, 128])
 @pytest.mark.parametrize(
     ("tokens", "top_k", "d", "dtype"),

@@ -238,6 +238,7 @@ def test_vmap_makes_one_product_of_rows_that_share_a_weight() -> None:
     np.testing.assert_allclose(twice, out * np.array([1, 2, 4])[:, None, None], rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_nan_of_a_block_stays_in_its_columns() -> None:
     random = np.random.default_rng(8)
     x = random.standard_normal((256, 128)).astype(np.float32)

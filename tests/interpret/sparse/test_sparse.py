@@ -113,6 +113,7 @@ def test_several_chunks_and_panels_of_a_sampled_product(name: str) -> None:
     assert not races_found()
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_there_is_not_read() -> None:
     """NaN in every row of rhs that meets no block, and in rows and columns of which no block is wanted."""
     mask = np.array([[1, 0], [0, 0]], bool)

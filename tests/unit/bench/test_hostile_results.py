@@ -69,6 +69,7 @@ def refusal(text: str, kind: type[SimulatedRun] | type[Explanation]) -> str:
     return ""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("whole", [a_run(), an_explanation()], ids=["run", "explanation"])
 def test_a_changed_record_is_refused_or_compared(whole: SimulatedRun | Explanation) -> None:
     document, kind = cattrs.unstructure(whole), type(whole)

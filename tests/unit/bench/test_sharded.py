@@ -103,6 +103,7 @@ class OneTime:
         return Outcome(label=experiment.label, measurement=measurement)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("times_us", "flags"), [({False: 9.0, True: 8.0}, MORE_VMEM_FLAGS), ({False: 8.0, True: 9.0}, {})]
 )

@@ -76,6 +76,7 @@ def test_edges_are_compared_with_sizes_that_tiles_divide() -> None:
     assert {(True, False, False), (False, True, False), (False, False, True), (True, True, True)} <= ragged
 
 
+@pytest.mark.exhaustive
 def test_layers() -> None:
     cases = suite("layers")
     assert Counter(case.group for case in cases) == {"few tokens": 12, "many tokens": 8, "gated": 2}

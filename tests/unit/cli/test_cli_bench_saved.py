@@ -17,6 +17,7 @@ def _arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     answered(monkeypatch)
 
 
+@pytest.mark.exhaustive
 def test_a_saved_run_is_shown_again(run: Run, tmp_path: Path) -> None:
     saved = tmp_path / "run.json"
     _, first, _ = run("bench", "--suite", "edges", "--json", saved, "-q")

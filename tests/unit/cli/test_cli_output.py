@@ -53,7 +53,7 @@ def test_a_closed_standard_error_is_no_error() -> None:
     assert b"v5e" in done.stdout
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_full_standard_output_is_one_line(arguments: list[str]) -> None:
     with FULL.open("w") as full, started(arguments, stdout=full) as process:
@@ -62,7 +62,7 @@ def test_a_full_standard_output_is_one_line(arguments: list[str]) -> None:
     assert err == "systolic: cannot write standard output: No space left on device\n"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
     reader, writer = os.pipe()

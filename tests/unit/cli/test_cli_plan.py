@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -15,6 +17,7 @@ def test_help_has_an_example(run: Run) -> None:
     assert "  systolic plan " in out
 
 
+@pytest.mark.exhaustive
 def test_a_plan_of_each_chip(run: Run) -> None:
     code, out, _ = run("plan", "2048,4096,14336", "--chip", "v5e,v6e", "--bias", "--activation", "gelu")
     assert code == 0

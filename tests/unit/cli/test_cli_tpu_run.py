@@ -21,6 +21,7 @@ Run = Callable[..., tuple[int, str, str]]
 CHIPS = ("--", "chips", "v5e")
 
 
+@pytest.mark.exhaustive
 def test_a_command_runs_there_and_its_results_come_back(
     tpu: Run, cloud: FakeCloud, tpu_work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_no_price(text: str) -> None:
         PricesType().read(text)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -106,6 +106,7 @@ def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path):
         assert cache.get("k") is None
 
 
+@pytest.mark.exhaustive
 def test_a_killed_writer_leaves_only_whole_entries(cache):
     text = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[2])\n"

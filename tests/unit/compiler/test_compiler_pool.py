@@ -147,6 +147,7 @@ def test_a_worker_that_died_idle_is_replaced(pool):
     assert pool.submit(os.getpid).result() != pid
 
 
+@pytest.mark.exhaustive
 def test_the_time_limit_kills_the_worker_and_its_children(pool, tmp_path):
     def start_child_and_spin(file):
         child = subprocess.Popen(["sleep", "60"])

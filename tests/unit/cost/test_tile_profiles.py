@@ -112,6 +112,7 @@ def test_a_tile_without_a_profile_says_so() -> None:
     assert systolic.plan(MatmulSpec.of(4097, 4099, 4096, "bfloat16"), "v6e").provenance == "modelled"
 
 
+@pytest.mark.exhaustive
 def test_a_plan_says_what_its_profile_was_made_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def dense_reference(x: np.ndarray, weights: dict[str, np.ndarray], per_token: in
     return np.einsum("bsef,efd,bse->bsd", hidden, weights["expert_down"], shares)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("grouped", ["plain", "moe"])
 def test_each_token_goes_to_the_experts_that_its_router_likes_best(grouped: str) -> None:
     rng = np.random.default_rng(0)

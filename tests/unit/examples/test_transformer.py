@@ -26,7 +26,7 @@ def batch_of(config: Config, sequences: int = 4, length: int = 32) -> dict[str, 
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["tiny", "tiny-gemma"])
 def test_the_loss_falls(name: str) -> None:
     config = configured(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from virtual_devices import run_on_virtual_devices
 
 SCRIPT = """
@@ -37,6 +38,7 @@ for axes in ({"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 2}):
 """
 
 
+@pytest.mark.exhaustive
 def test_loss_and_gradients(tmp_path: Path) -> None:
     examples = Path(__file__).parents[3] / "examples"
     run_on_virtual_devices(SCRIPT, tmp_path, str(examples))

@@ -69,7 +69,7 @@ def drawn(number: int) -> MatmulSpec:
     )
 
 
-@pytest.mark.sampled
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("start", range(0, 60, 10))
 @pytest.mark.parametrize("name", CHIPS)
 def test_any_plan_is_legal(name: str, start: int) -> None:
@@ -226,6 +226,7 @@ def test_the_reason_says_what_decides(spec: MatmulSpec, name: str, said: tuple[s
     assert "µs go to the first blocks and the last store" in plan.reason
 
 
+@pytest.mark.exhaustive
 def test_precision_costs_what_it_costs() -> None:
     spec = MatmulSpec.of(4096, 4096, 4096, "float32")
     times = [

@@ -81,6 +81,7 @@ def page(explanation: Explanation) -> str:
     return explanation_page(explanation)
 
 
+@pytest.mark.exhaustive
 def test_what_it_says(page: str, explanation: Explanation) -> None:
     found = read(page)
     text = " ".join(found.text.split())

@@ -37,6 +37,7 @@ def test_the_three_ceilings(explanation: Explanation) -> None:
     assert closest.least_us == max(found.values())
 
 
+@pytest.mark.exhaustive
 def test_the_roofline_has_a_link_ceiling_for_each_program(page: str) -> None:
     spec = specs(read(page))["roofline"]
     marks = {row["label"]: row["tflops"] for row in rows(spec) if "label" in row and "role" not in row}

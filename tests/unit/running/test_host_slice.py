@@ -103,6 +103,7 @@ assert recording.result().topology == "2x2"
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("values", ["values", "zeros"])
 def test_a_sharded_call_is_sent_with_the_devices_of_the_slice(values: str, tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, values)

@@ -70,7 +70,7 @@ def test_a_failure_takes_no_times_place(tmp_path: Path) -> None:
     assert store.trials(SUBJECT) == [trial(128, 10.0)]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("turn", range(3))
 def test_many_begin_a_store_at_once(tmp_path: Path, turn: int) -> None:
     script = WRITER.format(folder=str(Path(__file__).parents[2] / "support")).replace(

@@ -148,6 +148,7 @@ def test_a_hostile_row_does_not_win(tmp_path: Path, one: Trial) -> None:
         store.keep(HERE, one)
 
 
+@pytest.mark.exhaustive
 def test_a_library_call_falls_back_with_one_warning(tmp_path: Path) -> None:
     """Whatever byte is wrong: `plan` answers, and says at most once that there is no winner."""
     store = TrialStore(tmp_path / "trials.sqlite")
@@ -182,6 +183,7 @@ def _orphaned(store: TrialStore) -> bool:
     return bool(health.unreadable or health.problem)
 
 
+@pytest.mark.exhaustive
 def test_flipped_bits_never_raise_anything_else(tmp_path: Path, store: TrialStore) -> None:
     """Reading, keeping, looking: an answer or a `StoreError`, and after it the store can be written to."""
     held = store.file.read_bytes()

@@ -95,6 +95,7 @@ sys.exit(main(["table", "show", "--store", file]))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_what_is_read_only_is_noticed_before_the_work_and_can_be_read(what: str) -> None:
     # To root nothing is read-only: another user looks, who gets into no folder of pytest's.

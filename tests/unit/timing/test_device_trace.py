@@ -63,6 +63,7 @@ def test_a_folder_of_the_profiler_and_gzip(tmp_path: Path) -> None:
     assert [(module.name, module.time_us) for module in trace.modules] == [("jit_f(77)", pytest.approx(5.2605))] * 2
 
 
+@pytest.mark.exhaustive
 def test_a_real_profile_of_a_cpu_has_no_tpu(tmp_path: Path) -> None:
     with jax.profiler.trace(str(tmp_path)):
         jax.block_until_ready(jnp.ones((64, 64)) @ jnp.ones((64, 64)))

@@ -176,6 +176,7 @@ class Sizes:
     columns: int = 128
 
 
+@pytest.mark.exhaustive
 def test_fields_of_a_record_are_given_as_a_whole_record() -> None:
     def cut(x: Any, *, sizes: Sizes | None = None) -> Any:
         return cut_by(x, sizes or Sizes(columns=256))

@@ -68,6 +68,7 @@ def test_losses_and_their_gradients_in_one_piece_and_in_blocks(reduction: str) -
     _assert_close(gradient, (by_x, np.zeros(37, int), by_w))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("causal", "with_bias"), [(True, False), (False, True)])
 def test_attention_its_gradient_and_attention_in_chunks(
     causal: bool, with_bias: bool, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_cuts_choose_the_kernel(fn: Callable[..., Any], args: tuple[Any, ...], k
         assert choice.by_kernel == (choice.time_us is not None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("rows", "by_xla", "reason"),
     [(256, True, "the kernel takes .* µs, and XLA .* µs after it has copied the weight to VMEM"), (65536, False, "")],
@@ -104,6 +105,7 @@ def test_xla_multiplies_where_its_copy_of_the_weight_is_hidden(rows: int, by_xla
     assert forced == ()
 
 
+@pytest.mark.exhaustive
 def test_gradients_have_kernels_and_gather_once() -> None:
     def layer(x: Any, up: Any, down: Any) -> Any:
         hidden = systolic.gated_matmul(x, up, up, out_sharding=P("data", "model"), chip="v6e")

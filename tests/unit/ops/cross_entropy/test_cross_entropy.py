@@ -63,6 +63,7 @@ def test_reductions(weights: Any) -> None:
     assert_near(loss(weights=weights), np.asarray(mean), bound / shares.sum() + 2 * M * UNIT * abs(mean))
 
 
+@pytest.mark.exhaustive
 def test_gradients_in_chunks_are_those_of_plain_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla, "_CHUNK_BYTES", 4 * N * 8)  # 8 of 30 tokens at once: the last chunk is shorter
     options: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 0.01, "soft_cap": 3.0, "weights": WEIGHTS}

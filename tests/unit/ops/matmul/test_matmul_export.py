@@ -105,6 +105,7 @@ for size in ((2048, 512, 512), (1000, 999, 1001)):
 """
 
 
+@pytest.mark.exhaustive
 def test_shard_map_over_devices_of_a_cpu(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)

@@ -53,6 +53,7 @@ def test_a_gated_product_in_jit_can_be_differentiated_outside() -> None:
     assert jax.grad(lambda x: layer(x).sum())(X).shape == X.shape
 
 
+@pytest.mark.exhaustive
 def test_known_experts_may_be_closed_over_in_jit() -> None:
     """NumPy's functions trace an array of JAX there, although its values are known."""
     routing = jnp.asarray(IDS), WEIGHTS

@@ -81,6 +81,7 @@ def test_arguments_that_do_not_go_with_it(keywords: dict[str, Any], said: str) -
         systolic.matmul(np.ones((2, 8), np.float32), q, **keywords)
 
 
+@pytest.mark.exhaustive
 def test_operands_that_do_not_go_with_it() -> None:
     q = systolic.quantize(np.ones((8, 4), np.float32))
     lhs = np.ones((2, 8), np.float32)

@@ -111,6 +111,7 @@ def test_the_route_of_quantized_rows(
     assert str(route) in systolic.plan(wanted, chip).reason
 
 
+@pytest.mark.exhaustive
 def test_any_rows_are_planned() -> None:
     for chip in ("v4", "v5e", "v5p", "v6e", "v7x"):
         its = systolic.chip(chip)
@@ -228,6 +229,7 @@ def test_specs_are_kept_and_read() -> None:
         assert next(iter(rows.values())) in op_of(wanted).words(wanted)[1]
 
 
+@pytest.mark.exhaustive
 def test_no_rows_and_no_columns() -> None:
     q, none = systolic.quantize(np.ones((8, 4), np.float32)), systolic.quantize(np.ones((8, 0), np.float32))
     rows = systolic.quantize(np.ones((2, 8), np.float32), axis=-1)

@@ -26,6 +26,7 @@ def matrix(mask: np.ndarray) -> np.ndarray:
     return random.integers(1, 9, (mask.shape[0] * 2, mask.shape[1] * 3)) * np.kron(mask, np.ones(BLOCK, int))
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(
     st.integers(1, 4).flatmap(
@@ -105,6 +106,7 @@ def test_what_is_no_matrix(rows: list[Any], columns: list[int], shape: tuple[int
         BlockSparse(np.ones((2, *BLOCK)), np.array(rows), np.array(columns), shape)
 
 
+@pytest.mark.exhaustive
 def test_other_refusals() -> None:
     with pytest.raises(BlockSparseError, match="most_blocks=1"):
         BlockSparse.from_dense(np.ones((4, 6)), BLOCK, most_blocks=1)
