@@ -16,7 +16,9 @@ from jax import Array, lax
 
 from systolic.compat import all_gather_alike
 from systolic.ops.collective.arguments import Call
-from systolic.ops.collective.pallas import by_pallas
+from systolic.ops.collective.choice import RingChoice, chosen
+from systolic.ops.collective.noted import noted
+from systolic.ops.collective.pallas import by_pallas, sizes_of
 from systolic.ops.collective.product import Kind, RingProduct
 from systolic.ops.collective.wire import packed, unpacked
 from systolic.ops.collective.xla import by_xla
@@ -24,6 +26,7 @@ from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.quantized.array import Quantized
+from systolic.schedule import IllegalTilesError
 
 _MIRRORED: dict[Kind, Kind] = {"gather": "scatter", "scatter": "gather"}
 
@@ -117,7 +120,30 @@ def _all_gathered_tangent(
 
 
 def _product(product: RingProduct, x: Array, w: Array | Quantized, bias: Array | None) -> Array:
-    return one_at_a_time(lambda x, w, bias: results(product, x, (w,), bias)[0], x, w, bias)
+    def faster(x: Array, w: Array | Quantized, bias: Array | None) -> Array:
+        choice = _choice(product, x, w)
+        if choice is None:
+            return results(product, x, (w,), bias)[0]
+        # If no kernel is legal, `results` warns.
+        compute = by_xla if choice.spec is not None and not choice.by_kernel else results
+        return compute(product, noted(x, choice), (w,), bias)[0]
+
+    return one_at_a_time(faster, x, w, bias)
+
+
+def _choice(product: RingProduct, x: Array, w: Array | Quantized) -> RingChoice | None:
+    """Return the choice for a product of `jax.shard_map`; None if the caller has chosen, or if no chip is known."""
+    backend = product.backend
+    if backend.implementation is not None or backend.chip is None:
+        return None
+    try:
+        choice = chosen(sizes_of(product, x, (w,)), backend.chip)
+    except IllegalTilesError as error:
+        choice = RingChoice(by_kernel=False, reason=str(error))
+    if product.wire_dtype is not None and choice.spec is not None:
+        reason = f"the call sets wire_dtype={product.wire_dtype}, which chooses the kernel"
+        return RingChoice(by_kernel=True, reason=reason, product=choice.product, spec=choice.spec)
+    return replace(choice, by_xla_alone=not choice.by_kernel)
 
 
 def results(product: RingProduct, x: Array, w: tuple[Array | Quantized, ...], bias: Array | None) -> tuple[Array, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,6 +117,69 @@ def test_gradients_have_kernels_and_gather_once() -> None:
     choices = list(map(str, systolic.plan_across_chips(gradients, X, UP, DOWN)))
     # Forward and backward. The products for the weights' gradients have nothing left to gather.
     assert ["gathered" in choice for choice in choices] == [True, False, True, False]
+
+
+GATHERED = systolic.all_gather_matmul, (P("model"), P(None, "model")), P(None, "model")
+SUMMED = (P(None, "model"), P("model"))
+SCATTERED = systolic.matmul_reduce_scatter, SUMMED, P("model")
+REDUCED = systolic.matmul_all_reduce, SUMMED, P()
+FLOAT32 = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+DOWN_INT8 = systolic.Quantized(jax.ShapeDtypeStruct(DOWN.shape, jnp.int8), jax.ShapeDtypeStruct((4, 4096), jnp.float32))
+
+
+def in_shard_map(multiply: Callable[..., Any], in_specs: tuple[P, P], out: P, **options: Any) -> Callable[..., Any]:
+    run = functools.partial(multiply, axis_name="model", **({"chip": "v6e"} | options))
+    return jax.shard_map(run, mesh=AbstractMesh((4,), ("model",)), in_specs=in_specs, out_specs=out, check_vma=False)
+
+
+def uncut(rows: int, columns: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "x", "w", "kernels", "reason"),
+    [
+        (GATHERED, {}, uncut(2048, 4096), uncut(*UP.shape), 1, "a kernel across chips.* µs by arithmetic, and XLA's"),
+        (GATHERED, {"activation": "silu"}, uncut(2048, 4096), uncut(*UP.shape), 1, "a kernel across chips"),
+        (GATHERED, {}, uncut(64, 4096), uncut(*UP.shape), 0, "XLA's product: the kernel takes .*; it has to save 10%"),
+        (SCATTERED, {}, uncut(2048, 14336), uncut(*DOWN.shape), 1, "a kernel across chips"),
+        (SCATTERED, {}, uncut(64, 14336), uncut(*DOWN.shape), 0, "XLA's product: the kernel takes"),
+        (REDUCED, {}, uncut(64, 14336), uncut(*DOWN.shape), 0, "XLA's product: the kernel takes"),
+        (SCATTERED, {}, uncut(2048, 14336), DOWN_INT8, 1, "with int8 weights.* a kernel across chips"),
+        (SCATTERED, {}, uncut(64, 14336), DOWN_INT8, 0, "with int8 weights.* XLA's product: the kernel takes"),
+        (GATHERED, {"wire_dtype": "int8"}, uncut(64, 4096), uncut(*UP.shape), 1, "the call sets wire_dtype=int8"),
+        (REDUCED, {"wire_dtype": "int8"}, uncut(64, 14336), uncut(*DOWN.shape), 1, "the call sets wire_dtype=int8"),
+        (GATHERED, {}, uncut(64, 4000), uncut(4000, 4096), 0, "XLA's product: .*k=4000"),
+        (GATHERED, {"wire_dtype": "int8"}, uncut(64, 4000), uncut(4000, 4096), 0, "XLA's product: .*k=4000"),
+        (GATHERED, {"precision": "high"}, FLOAT32, FLOAT32, 0, "XLA's product: .*one or six passes"),
+        (GATHERED, {"implementation": "pallas"}, uncut(64, 4096), uncut(*UP.shape), 1, None),
+        (GATHERED, {"implementation": "xla"}, uncut(2048, 4096), uncut(*UP.shape), 0, None),
+        (GATHERED, {"chip": None}, uncut(2048, 4096), uncut(*UP.shape), 0, None),
+    ],
+)
+def test_a_call_in_shard_map_has_the_same_choice(
+    form: Any, options: dict[str, Any], x: Any, w: Any, kernels: int, reason: str | None
+) -> None:
+    fn = in_shard_map(*form, **options)
+    choices = systolic.plan_across_chips(fn, x, w)
+    assert len(choices) == (reason is not None)
+    for choice in choices:
+        assert choice.by_kernel == bool(kernels)
+        assert re.search(str(reason), str(choice), re.DOTALL)
+    assert str(jax.make_jaxpr(fn)(x, w)).count("pallas_call[") == kernels
+
+
+def test_each_product_of_a_derivative_has_a_choice_of_its_own() -> None:
+    def loss(x: Any, w: Any, wire_dtype: str | None) -> Any:
+        return in_shard_map(*GATHERED, wire_dtype=wire_dtype)(x, w).astype(jnp.float32).sum()
+
+    def kernels(tokens: int, wire_dtype: str | None = None) -> list[bool]:
+        fn = functools.partial(jax.grad(loss, argnums=(0, 1)), wire_dtype=wire_dtype)
+        return [choice.by_kernel for choice in systolic.plan_across_chips(fn, uncut(tokens, 4096), uncut(*UP.shape))]
+
+    assert kernels(2048) == [True, True]
+    assert kernels(64) == [False, False]
+    assert kernels(64, "int8") == [True, False]  # cotangents travel in their own dtype
 
 
 @pytest.mark.parametrize(
