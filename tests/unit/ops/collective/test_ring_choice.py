@@ -129,7 +129,8 @@ DOWN_INT8 = systolic.Quantized(jax.ShapeDtypeStruct(DOWN.shape, jnp.int8), jax.S
 
 def in_shard_map(multiply: Callable[..., Any], in_specs: tuple[P, P], out: P, **options: Any) -> Callable[..., Any]:
     run = functools.partial(multiply, axis_name="model", **({"chip": "v6e"} | options))
-    return jax.shard_map(run, mesh=AbstractMesh((4,), ("model",)), in_specs=in_specs, out_specs=out, check_vma=False)
+    mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out, check_vma=False)
 
 
 def uncut(rows: int, columns: int) -> jax.ShapeDtypeStruct:
