@@ -163,7 +163,9 @@ def _choice(product: RingProduct, x: Array, w: Array | Quantized, *, all_reduces
     if backend.implementation is not None or backend.chip is None:
         return None
     try:
-        choice = chosen(sizes_of(product, x, (w,)), backend.chip, all_reduces=all_reduces)
+        in_ring_order = product.ring == tuple(range(product.devices))
+        sizes = sizes_of(product, x, (w,))
+        choice = chosen(sizes, backend.chip, all_reduces=all_reduces, in_ring_order=in_ring_order)
     except IllegalTilesError as error:
         choice = RingChoice(by_kernel=False, reason=str(error))
     if product.wire_dtype is not None and choice.spec is not None:
