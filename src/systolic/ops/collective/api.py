@@ -175,9 +175,9 @@ def matmul_all_reduce(
 ) -> Shaped[Array, "rows *between columns"]:
     """Return `activation(sum over devices of x @ w + bias)`, the same on all devices of a mesh axis.
 
-    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA; or, where that function would leave the sum to
-    XLA, XLA's all-reduce. Any number of rows is padded in the call. With a `wire_dtype` the rows are gathered in eight
-    bits too, and so rounded once more.
+    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA; or XLA's all-reduce, where arithmetic expects
+    that to be faster, as with few rows. Any number of rows is padded in the call. With a `wire_dtype` the rows are
+    gathered in eight bits too, and so rounded once more.
 
     Args:
       x: [rows, ..., k], this device's part of k.
