@@ -122,7 +122,7 @@ def sharded(dtype: str) -> Iterator[Case]:
     for model, k, n, counts in _GATES:
         for m in counts:
             spec = replace(base, kind="tokens", m=m, k=k, n=n)
-            yield Case(suite=SUITE, group="tokens", name=f"{model} gate and up, tokens gathered {m}", spec=spec)
+            yield Case(suite=SUITE, group="tokens", name=f"{model} gate and up of all tokens {m}", spec=spec)
 
 
 def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
