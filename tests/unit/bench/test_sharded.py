@@ -100,7 +100,8 @@ def test_a_public_kernel_gathers_tokens_if_it_has_tiles_for_them(monkeypatch: py
     monkeypatch.setattr(sharded_peers, "kernel_module", lambda _: tuned)
     (peer,) = contest.peers(spec(kind="tokens", mesh=mesh), v6e)
     assert (peer.reason, peer.config) == ("", "tiles 32/128, in the order of a ring")
-    x, _ = peer.arguments or ()
+    assert peer.arguments is not None
+    x, _ = peer.arguments
     order = x.sharding.mesh.devices
     for device, following in zip(order, np.roll(order, -1), strict=True):
         assert sum(abs(np.subtract(device.coords, following.coords))) == 1
