@@ -84,7 +84,7 @@ NOT_RUN = {
     "systolic bench --suite layers": "whole layers, sixty-six programs: an hour and more",
     "systolic bench --suite loss": "losses by five programs, with gradients: half an hour",
     "systolic bench --suite quantized": "fifteen products and XLA's own on three chips: ten minutes",
-    "systolic bench --suite sharded": "fourteen products on eight chips, most of them large: half an hour",
+    "systolic bench --suite sharded": "twenty products on eight chips, most of them large: an hour",
     "systolic bench --suite sparse": "five products by five programs: ten minutes",
     "systolic tune --suite llm": "thirty-three products, up to two minutes each",
     "systolic tune examples/public_kernels.py": "kernels of whole layers on three chips, by up to ten tiles: hours",

@@ -113,3 +113,8 @@ class ShardedContest(NetworkContest):
         from systolic.bench.sharded_programs import raced  # needs JAX
 
         return raced(spec, chip)
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        from systolic.bench.sharded_peers import peers  # needs JAX
+
+        return peers(spec, chip)

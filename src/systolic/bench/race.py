@@ -131,7 +131,9 @@ class _Field:
         for peer in self.peers:
             if peer.program is not None:
                 experiment = self._experiment(peer.name, programs, peer.program)
-                yield peer.name, dataclasses.replace(experiment, args=peer.arguments or experiment.args)
+                if peer.arguments:  # on a slice with their shardings, and so with those of the result
+                    experiment = dataclasses.replace(experiment, fn=peer.program, args=peer.arguments)
+                yield peer.name, experiment
 
     def _experiment(self, who: Who, programs: RacedPrograms, fn: Any) -> Experiment:
         label = f"{self.chip.name} {self.case.name} {who}"

@@ -13,8 +13,8 @@ from systolic.bench.layers import LayersSpec
 from systolic.chips import SliceError
 from systolic.spec import MatmulSpec, OneDtype
 
-Kind = Literal["mlp", "columns", "rows", "gathered"]
-Cuts = tuple[str | None, ...]  # of an array: for each dimension, the axis of the mesh that it is cut along
+Kind = Literal["mlp", "columns", "rows", "gathered", "tokens"]
+Cuts = tuple[str | tuple[str, ...] | None, ...]  # of an array: for each dimension, the axes that it is cut along
 
 DATA, MODEL = "data", "model"
 SUITE = "sharded"
@@ -22,6 +22,8 @@ _MODEL_SIZES = ("llama3-8b", 4096, 14336)
 _TOKENS = (256, 2048, 8192)  # on all devices together
 _GRADIENT_TOKENS = (2048, 8192)
 _LAYERS = 2
+# Gates and their second halves side by side: (model, k, n, tokens), for which tpu-inference has tiles on eight chips.
+_GATES = (("32b", 5120, 51200, (1024, 2048, 4096, 8192)), ("llama3-70b", 8192, 57344, (1024, 2048)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class ShardedSpec(OneDtype):
     - columns: `x[data, -] @ w[-, model]`, without communication.
     - rows: `x[data, model] @ w[model, -]`, whose result is summed over `model`.
     - gathered: `x[data, -] @ w[data, model]`, whose weight is gathered over `data`, as FSDP keeps weights.
+    - tokens: `x[data and model, -] @ w[-, model]`, whose tokens are gathered over `model`.
 
     Raises:
       SliceError: the mesh has other axes, or one that does not divide what it cuts.
@@ -53,7 +56,8 @@ class ShardedSpec(OneDtype):
                 f"suite {SUITE} is cut over axes {DATA} and {MODEL}, and the mesh has {other[0]}: write "
                 f"--mesh {DATA}=2,{MODEL}=4, with one of them alone if nothing is cut over the other"
             )
-        for size, name in ((self.m, DATA), (self.n, MODEL), (self.k, MODEL), (self.k, DATA)):
+        rows = self.m // self.along(DATA) if self.kind == "tokens" else 0
+        for size, name in ((self.m, DATA), (rows, MODEL), (self.n, MODEL), (self.k, MODEL), (self.k, DATA)):
             if size % self.along(name):
                 raise SliceError(f"{size} does not divide among {self.along(name)} devices of the axis {name}")
 
@@ -64,8 +68,10 @@ class ShardedSpec(OneDtype):
     def arguments(self) -> tuple[tuple[tuple[int, int], Cuts], ...]:
         """The shape of each argument and its cuts: x, the weights, and for gradients the result's cotangent."""
         x = (self.m, self.k), self._cut(DATA, MODEL if self.kind == "rows" else None)
+        if self.kind == "tokens":
+            x = (self.m, self.k), (tuple(axis for axis in (DATA, MODEL) if axis in dict(self.mesh)), None)
         if self.kind != "mlp":
-            rows = {"columns": None, "rows": MODEL, "gathered": DATA}[self.kind]
+            rows = {"columns": None, "tokens": None, "rows": MODEL, "gathered": DATA}[self.kind]
             return x, ((self.k, self.n), self._cut(rows, None if self.kind == "rows" else MODEL))
         up, down = ((self.k, self.n), self._cut(None, MODEL)), ((self.n, self.k), self._cut(MODEL, None))
         return x, *((up, up, down) * _LAYERS), *([x] if self.backward else [])
@@ -108,11 +114,15 @@ def sharded(dtype: str) -> Iterator[Case]:
         name = f"{model} {_LAYERS} MLPs {m}{' and gradients' if backward else ''}"
         spec = replace(base, m=m, backward=backward)
         yield Case(suite=SUITE, group="gradients" if backward else "MLPs", name=name, spec=spec)
-    for kind, m in itertools.product([kind for kind in get_args(Kind) if kind != "mlp"], _TOKENS):
+    for kind, m in itertools.product([kind for kind in get_args(Kind) if kind not in ("mlp", "tokens")], _TOKENS):
         sizes = {"k": n, "n": k} if kind == "rows" else {}
         name = f"{model} {'down' if kind == 'rows' else 'gate'} by {kind} {m}"
         spec = replace(base, kind=kind, m=m, **sizes)
         yield Case(suite=SUITE, group=kind, name=name, spec=spec)
+    for model, k, n, counts in _GATES:
+        for m in counts:
+            spec = replace(base, kind="tokens", m=m, k=k, n=n)
+            yield Case(suite=SUITE, group="tokens", name=f"{model} gate and up of all tokens {m}", spec=spec)
 
 
 def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:

@@ -25,7 +25,9 @@ def raced(spec: ShardedSpec, chip: Chip, implementation: Any = None) -> RacedPro
     result = PartitionSpec(*spec.result)
     ours, xla = functools.partial(_ours, implementation, chip), plain
     if spec.kind != "mlp":
-        ours, xla = functools.partial(matmul, implementation=implementation, chip=chip), jnp.matmul
+        out_sharding = result if spec.kind == "tokens" else None
+        ours = functools.partial(matmul, implementation=implementation, chip=chip, out_sharding=out_sharding)
+        xla = jnp.matmul
     return RacedPrograms(
         spec=spec,
         arguments=tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)) for shape, _ in spec.arguments),

@@ -56,7 +56,7 @@ class Peer:
 
     name: str
     config: str = ""  # its configuration, if there is a choice
-    # Takes `arguments`, or the arguments of XLA's program; None: there is none, and `reason` says why.
+    # Takes `arguments`, on a slice with shardings, or XLA's arguments; None: there is none, and `reason` says why.
     program: Callable[..., Any] | None
     arguments: tuple[Any, ...] | None = None
     reason: str = ""

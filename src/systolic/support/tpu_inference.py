@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import re
 import sys
 import types
 from typing import Any
@@ -17,6 +18,12 @@ PACKAGE = "tpu_inference"
 
 def is_installed() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
+
+
+def version_of(generation: str) -> int:
+    """Return a generation of TPUs, such as "v6e", as tpu-inference counts them."""
+    match = re.search(r"\d+", generation)
+    return int(match.group()) if match else -1
 
 
 def kernel_module(name: str) -> Any:

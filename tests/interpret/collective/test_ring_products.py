@@ -114,12 +114,12 @@ tangents = tuple(map(jnp.ones_like, arrays))
 loss = lambda multiply, *arrays: (multiply(*arrays) ** 2).sum()
 expected = jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3))(*arrays)
 runs = [(mlp, "xla", True), (mlp, "xla", False), (mlp, interpret_params(uninitialized_memory="nan"), False)]
-runs += [(summed, "xla", True), (summed, "xla", False)]
+runs += [(summed, "xla", True), (summed, "xla", False), (mlp, None, True), (summed, None, True)]  # None: XLA is faster
 for layers, implementation, checked in runs:
     multiply = functools.partial(layers, implementation=implementation, checked=checked)
     gradient = jax.grad(functools.partial(loss, multiply), argnums=(0, 1, 2, 3))
     close(jax.jit(gradient)(*arrays), expected)
-    if implementation == "xla":
+    if implementation in ("xla", None):
         close(jax.jit(functools.partial(jax.jvp, multiply))(arrays, tangents), jax.jvp(reference, arrays, tangents))
         second = lambda gradient: jax.grad(lambda x: (gradient(x, *arrays[1:])[1] ** 2).sum())(arrays[0])
         wanted = second(jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3)))
@@ -127,6 +127,23 @@ for layers, implementation, checked in runs:
         batched = jax.vmap(multiply, in_axes=(0, None, None, None))
         both = jax.jit(batched)(jnp.stack([arrays[0], 2 * arrays[0]]), *arrays[1:])
         close(both[1], reference(2 * arrays[0], *arrays[1:]))
+
+def finished(x, w, bias, implementation):
+    def layer(x, w, bias):
+        options = {"axis_name": "model", "implementation": implementation, "precision": "highest", "chip": "v6e"}
+        return systolic.matmul_all_reduce(x, w, bias=bias, activation="silu", **options)
+    specs = P(None, None, "model"), P("model", None), P()
+    return jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P())(x, w, bias)
+
+def finished_reference(x, w, bias):
+    return jax.nn.silu(jnp.matmul(x, w, precision="highest") + bias)
+
+arrays = normal(7, 3, 512), normal(512, 128), normal(128)  # rows that the devices do not divide
+for implementation in ("xla", None):
+    multiply = functools.partial(finished, implementation=implementation)
+    close(jax.jit(multiply)(*arrays), finished_reference(*arrays))
+    gradients = [jax.grad(functools.partial(loss, fn), argnums=(0, 1, 2)) for fn in (multiply, finished_reference)]
+    close(*(jax.jit(gradient)(*arrays) for gradient in gradients))
 """
 
 

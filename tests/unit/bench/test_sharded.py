@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
+from systolic.bench import sharded_peers
 from systolic.bench.contests import ShardedContest
 from systolic.bench.race import race
 from systolic.bench.sharded import ShardedSpec, on_slice
@@ -42,7 +45,7 @@ def experiments(its: ShardedSpec) -> tuple[Experiment, Experiment]:
     return sliced(raced.ours, explicit=True), sliced(raced.xla, explicit=False)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "columns", "rows", "gathered"])
+@pytest.mark.parametrize("kind", ["mlp", "columns", "rows", "gathered", "tokens"])
 @pytest.mark.parametrize("mesh", [MESH, {"model": 8}, {"data": 8}, {"model": 2, "data": 4}])
 def test_both_programs_take_the_same_parts_and_make_the_same(kind: str, mesh: dict[str, int]) -> None:
     its = spec(kind=kind, mesh=tuple(mesh.items()))
@@ -88,6 +91,26 @@ def test_many_rows_are_summed_by_a_kernel_across_chips() -> None:
     assert by_kernel == {256: False, 2048: True, 8192: True}
 
 
+def test_a_public_kernel_gathers_tokens_if_it_has_tiles_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    v6e, contest, mesh = chip("v6e"), ShardedContest(), (("model", 8),)
+    (peer,) = contest.peers(spec(kind="tokens", mesh=mesh), v6e)
+    assert (peer.program is None) == bool(peer.reason)
+    tuned = SimpleNamespace(TUNED_BLOCK_SIZES={(6, 64, 256, 128, "bfloat16", 8): (32, 128)})
+    monkeypatch.setattr(sharded_peers, "is_installed", lambda: True)
+    monkeypatch.setattr(sharded_peers, "kernel_module", lambda _: tuned)
+    (peer,) = contest.peers(spec(kind="tokens", mesh=mesh), v6e)
+    assert (peer.reason, peer.config) == ("", "tiles 32/128, in the order of a ring")
+    assert peer.arguments is not None
+    x, _ = peer.arguments
+    order = x.sharding.mesh.devices
+    for device, following in zip(order, np.roll(order, -1), strict=True):
+        assert sum(abs(np.subtract(device.coords, following.coords))) == 1
+    for changes in ({"m": 128, "mesh": mesh}, {"mesh": (("data", 2), ("model", 4))}):
+        (peer,) = contest.peers(spec(kind="tokens", **changes), v6e)
+        assert "no tuned tiles" in peer.reason
+    assert not list(contest.peers(spec(kind="columns", mesh=mesh), v6e))
+
+
 class OneTime:
     """A runner that gives every program the same time, and those with more VMEM a shorter one."""
 
@@ -121,6 +144,8 @@ def test_a_mesh_that_does_not_suit() -> None:
         on_slice(suite("sharded"), "2x4", {"rows": 8})
     with pytest.raises(SliceError, match="66 does not divide among 4 devices of the axis data"):
         spec(m=66, mesh=(("data", 4),))
+    with pytest.raises(SliceError, match="34 does not divide among 4 devices of the axis model"):
+        spec(kind="tokens", m=68)
     with pytest.raises(SliceError, match="512³ of suite square runs on one device"):
         on_slice(suite("square"), "2x4", MESH)
     with pytest.raises(SliceError, match="a slice of one device"):

@@ -37,8 +37,9 @@ def all_gather_matmul(
     """Return `activation(all_gather(x) @ w + bias)`: the rows of all devices of a mesh axis times this device's w.
 
     In a Pallas kernel rows travel round a ring of devices both ways, while those that have arrived are multiplied. It
-    runs on a TPU if operands are bfloat16 or float32, k and columns are multiples of 128, and x of all devices and w
-    fit in VMEM. Otherwise XLA gathers and multiplies. Any number of rows is padded in the call.
+    runs on a TPU if operands are bfloat16 or float32, k and columns are multiples of 128, w and rows fit in VMEM, and
+    arithmetic, or `tune`, expects that it is faster. Otherwise XLA gathers and multiplies; `plan_across_chips` says
+    which and why. Any number of rows is padded in the call.
 
     Call it in `jax.shard_map`. It is differentiable in both modes, to any order: the cotangent of x is a
     `matmul_reduce_scatter`. Under `vmap` one call follows another.
@@ -58,14 +59,14 @@ def all_gather_matmul(
         bytes of bfloat16. A value of x as int8 is then off by up to 1/252 of the largest magnitude in its row, and an
         element of the product by up to that times the sum of magnitudes in its column of w. A value as float8_e4m3fn is
         off by up to 1/16 of its own magnitude, or 1/450,000 of the row's largest if that is more; as float8_e5m2 by up
-        to 1/8. Cotangents travel in their own dtype. A w of the same dtype is multiplied without a conversion. None:
-        x's own dtype.
+        to 1/8. Cotangents travel in their own dtype. A w of the same dtype is multiplied without a conversion. With it
+        the kernel runs where it can, whatever arithmetic says. None: x's own dtype.
       ring: axis indices in the order of a ring. Any order is right; a copy between devices that are not neighbors takes
         longer. None: a ring of neighbors by the devices' coordinates, if there is one.
       collective_id: the number of the kernel's barrier, which kernels over one axis may share. None: 8 and the position
         of the axis in the mesh.
-      implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on virtual
-        devices of a CPU, in TPU interpret mode, or your own `pltpu.InterpretParams`.
+      implementation: None: Pallas on a TPU where it is the faster one, else XLA. "pallas", "xla", or "interpret": the
+        Pallas kernel on virtual devices of a CPU, in TPU interpret mode, or your own `pltpu.InterpretParams`.
       chip: its VMEM and links decide how rows are cut. None: the chip of the program that is traced.
 
     Raises:
@@ -162,49 +163,73 @@ def matmul_all_reduce(
     w: Shaped[Array | np.ndarray, "k columns"] | Quantized,
     *,
     axis_name: str,
+    bias: Shaped[Array, " columns"] | ArrayLike | None = None,
+    activation: str | Callable[[Array], Array] | None = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
     wire_dtype: DTypeLike | None = None,
-    **options: Any,
+    ring: Sequence[int] | None = None,
+    collective_id: int | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
 ) -> Shaped[Array, "rows *between columns"]:
     """Return `activation(sum over devices of x @ w + bias)`, the same on all devices of a mesh axis.
 
-    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA. Any number of rows is padded in the call. With a
-    `wire_dtype` the rows are gathered in eight bits too, and so rounded once more.
+    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA; or XLA's all-reduce, where arithmetic expects
+    that to be faster, as with few rows. Any number of rows is padded in the call. With a `wire_dtype` the rows are
+    gathered in eight bits too, and so rounded once more.
 
     Args:
       x: [rows, ..., k], this device's part of k.
       w: [k, columns], such as this device's rows of a weight.
       axis_name: the mesh axis over which products are summed.
       wire_dtype: of sums, and of the results that are gathered, as in `matmul_reduce_scatter`.
-      options: bias and others, as in `matmul_reduce_scatter`.
+      bias, activation, precision, preferred_element_type, ring, collective_id, implementation, chip: as in
+        `matmul_reduce_scatter`.
 
     Raises:
       SpecError, QuantizationError, IllegalTilesError: as `matmul_reduce_scatter`.
     """
+    import jax
     import jax.numpy as jnp
 
-    from systolic.compat import all_gather_alike
-    from systolic.ops.collective.arguments import axis_size, wire_dtype_named
-    from systolic.ops.collective.derivative import all_gathered
+    from systolic.ops.collective.arguments import axis_size, canonical
+    from systolic.ops.collective.derivative import all_reduced
+    from systolic.ops.engine.backend import backend_of
     from systolic.ops.engine.dtypes import operand
 
     x = operand(x, "x")
-    wire = wire_dtype_named(wire_dtype, x.dtype.name)
-    rows, devices = x.shape[0], axis_size(axis_name)
-    padded = jnp.pad(x, [(0, -rows % devices), *[(0, 0)] * (x.ndim - 1)])
-    parts = matmul_reduce_scatter(padded, w, axis_name=axis_name, wire_dtype=wire, **options)
-    return (all_gather_alike(parts, axis_name) if wire is None else all_gathered(axis_name, wire, parts))[:rows]
+    padding = -x.shape[0] % axis_size(axis_name) if x.ndim else 0
+    with jax.named_scope("systolic"):
+        call = canonical(
+            "scatter",
+            jnp.pad(x, [(0, padding), *[(0, 0)] * (x.ndim - 1)]) if padding else x,
+            w,
+            axis_name=axis_name,
+            bias=bias,
+            activation=activation,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            ring=ring,
+            collective_id=collective_id,
+            backend=backend_of(implementation, chip, None),
+            wire_dtype=wire_dtype,
+        )
+        return all_reduced(call, x.shape[:-1], bias)
 
 
 def plan_across_chips(fn: Callable[..., Any], *args: Any) -> tuple[RingChoice, ...]:
     """Return the choice for each product of a function that a kernel could compute across chips, in traced order.
 
     These are products of `systolic.matmul` and `systolic.gated_matmul`, and of their gradients, whose operands are cut
-    over a mesh with explicit axes so that rows or weights of all devices are gathered, or sums of all devices added. A
-    product of one device's parts that is left to XLA has a choice of its own.
+    over a mesh with explicit axes so that rows or weights of all devices are gathered, or sums of all devices added;
+    and those of `all_gather_matmul`, `matmul_reduce_scatter` and `matmul_all_reduce` in `jax.shard_map`, if the call
+    has no `implementation`. A product of one device's parts that is left to XLA has a choice of its own.
 
     Args:
       fn: the function, as it is called under `jit`.
-      args: its arguments, or `jax.ShapeDtypeStruct`s of them, with shardings on a mesh with explicit axes.
+      args: its arguments, or `jax.ShapeDtypeStruct`s of them; for choices under `jit` with shardings on a mesh with
+        explicit axes. A `jax.shard_map` without `mesh=` needs a mesh that `jax.set_mesh` has set.
     """
     from systolic.compat.mesh_values import mesh_set_of
     from systolic.ops.collective.noted import choices_of

@@ -7,6 +7,7 @@ way round. The cotangent of the weights needs rows of all devices, which XLA gat
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +17,18 @@ from jax import Array, lax
 
 from systolic.compat import all_gather_alike
 from systolic.ops.collective.arguments import Call
-from systolic.ops.collective.pallas import by_pallas
+from systolic.ops.collective.choice import RingChoice, chosen
+from systolic.ops.collective.noted import noted
+from systolic.ops.collective.pallas import by_pallas, sizes_of
 from systolic.ops.collective.product import Kind, RingProduct
 from systolic.ops.collective.wire import packed, unpacked
-from systolic.ops.collective.xla import by_xla
+from systolic.ops.collective.xla import all_summed, by_xla
 from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
+from systolic.ops.engine.dtypes import fused_array
 from systolic.ops.quantized.array import Quantized
+from systolic.schedule import IllegalTilesError
 
 _MIRRORED: dict[Kind, Kind] = {"gather": "scatter", "scatter": "gather"}
 
@@ -81,6 +86,30 @@ def computed(call: Call) -> Array:
     return out.reshape(call.shape).astype(call.dtype)
 
 
+def all_reduced(call: Call, row_shape: tuple[int, ...], bias: Any) -> Array:
+    """Return all rows of the sum of a call that scatters them, without the rows of its padding.
+
+    Args:
+      row_shape: of the caller's x, without k.
+      bias: the caller's, which is the same on all devices, also for the check of what varies over a mesh.
+    """
+    product, axis_name = call.product, call.product.axis_name
+    choice = _choice(product, call.x, call.w, all_reduces=True)
+    by_psum = product.backend.implementation == "xla" if choice is None else choice.xla_is_faster
+    if by_psum and product.wire_dtype is None:
+        x = call.x if choice is None else noted(call.x, choice)
+        bias = None if bias is None else fused_array(bias, "bias")
+        out = all_summed(product, x[: math.prod(row_shape)], call.w, bias)
+        return out.reshape(*row_shape, -1).astype(call.dtype)
+    parts = computed(call)
+    gathered = (
+        all_gather_alike(parts, axis_name)
+        if product.wire_dtype is None
+        else all_gathered(axis_name, product.wire_dtype, parts)
+    )
+    return gathered[: row_shape[0]]
+
+
 def multiply(product: RingProduct, x: Array, w: Array | Quantized) -> Array:
     """Return the product, differentiable in both modes, any number of times, but not with respect to values."""
     if isinstance(w, Quantized):
@@ -117,7 +146,32 @@ def _all_gathered_tangent(
 
 
 def _product(product: RingProduct, x: Array, w: Array | Quantized, bias: Array | None) -> Array:
-    return one_at_a_time(lambda x, w, bias: results(product, x, (w,), bias)[0], x, w, bias)
+    def faster(x: Array, w: Array | Quantized, bias: Array | None) -> Array:
+        choice = _choice(product, x, w)
+        if choice is None:
+            return results(product, x, (w,), bias)[0]
+        # If no kernel is legal, `results` warns.
+        compute = by_xla if choice.xla_is_faster else results
+        return compute(product, noted(x, choice), (w,), bias)[0]
+
+    return one_at_a_time(faster, x, w, bias)
+
+
+def _choice(product: RingProduct, x: Array, w: Array | Quantized, *, all_reduces: bool = False) -> RingChoice | None:
+    """Return the choice for a product of `jax.shard_map`; None if the caller has chosen, or if no chip is known."""
+    backend = product.backend
+    if backend.implementation is not None or backend.chip is None:
+        return None
+    try:
+        in_ring_order = product.ring == tuple(range(product.devices))
+        sizes = sizes_of(product, x, (w,))
+        choice = chosen(sizes, backend.chip, all_reduces=all_reduces, in_ring_order=in_ring_order)
+    except IllegalTilesError as error:
+        choice = RingChoice(by_kernel=False, reason=str(error))
+    if product.wire_dtype is not None and choice.spec is not None:
+        reason = f"the call sets wire_dtype={product.wire_dtype}, which chooses the kernel"
+        return RingChoice(by_kernel=True, reason=reason, product=choice.product, spec=choice.spec)
+    return replace(choice, by_xla_alone=not choice.by_kernel)
 
 
 def results(product: RingProduct, x: Array, w: tuple[Array | Quantized, ...], bias: Array | None) -> tuple[Array, ...]:

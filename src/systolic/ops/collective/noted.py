@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import Array
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 from systolic.compat.jaxprs import equations
 from systolic.ops.collective.choice import RingChoice
@@ -16,6 +16,8 @@ from systolic.ops.collective.choice import RingChoice
 _noted = Primitive("choice_across_chips")
 _noted.def_abstract_eval(lambda array, *, choice: array)
 _noted.def_impl(lambda array, *, choice: array)
+ad.primitive_jvps[_noted] = lambda arrays, tangents, *, choice: (noted(arrays[0], choice), tangents[0])
+batching.defvectorized(_noted)
 mlir.register_lowering(_noted, lambda _context, array, *, choice: [array])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from systolic.ops.engine.planned import with_plans
 from systolic.ops.planner import Plans
 from systolic.ops.quantized.array import Quantized
 from systolic.schedule.legality import IllegalTilesError, Violation
-from systolic.spec import PrecisionName, SliceMesh
 
 
 @with_plans(static=1)
@@ -34,15 +33,25 @@ def by_pallas(
     """Return the results of `product`, the gathered rows last if it keeps them."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
-    _require_support(product, x.dtype.name, w)
-    columns = w[0].shape[0 if product.transpose_rhs else 1]
+    sizes = sizes_of(product, x, w)
     values = tuple(side.values if isinstance(side, Quantized) else side for side in w)
     # One quantized weight alone.
-    scales = next((jnp.broadcast_to(side.scales.ravel(), columns) for side in w if isinstance(side, Quantized)), None)
-    shared: Shared = {
+    scales = (jnp.broadcast_to(side.scales.ravel(), sizes.columns) for side in w if isinstance(side, Quantized))
+    x, ring = product.backend.on_tpu(x), _ring(product)
+    with tracing_for(chip):
+        operands = RingOperands(x=x, w=values, ring=ring, bias=bias, scales=next(scales, None))
+        if isinstance(sizes, WeightSizes):
+            return _gathered_weight(plans, product, sizes, chip, operands)
+        return _on_ring(plans, product, sizes, chip, operands)
+
+
+def sizes_of(product: RingProduct, x: Array, w: tuple[Array | Quantized, ...]) -> RingSizes | WeightSizes:
+    """Return the sizes of `product`; raise IllegalTilesError if the kernel has no such product at any size."""
+    _require_support(product, x.dtype.name, w)
+    shared: dict[str, Any] = {
         "devices": product.devices,
         "k": x.shape[1],
-        "columns": columns,
+        "columns": w[0].shape[0 if product.transpose_rhs else 1],
         "dtype": x.dtype.name,
         "dtype_out": product.dtype_out,
         "weights": len(w),
@@ -51,60 +60,46 @@ def by_pallas(
         "precision": product.precision,
         "slice_mesh": product.slice_mesh,
     }
-    x, ring = product.backend.on_tpu(x), _ring(product)
-    compute = _gathered_weight if product.weight_cut else _on_ring
-    with tracing_for(chip):
-        operands = RingOperands(x=x, w=values, ring=ring, bias=bias, scales=scales)
-        return compute(plans, product, shared, chip, operands)
-
-
-class Shared(TypedDict):
-    """Sizes that all kernels have."""
-
-    devices: int
-    k: int
-    columns: int
-    dtype: str
-    dtype_out: str
-    weights: int
-    outs: int
-    transpose_rhs: bool
-    precision: PrecisionName
-    slice_mesh: SliceMesh | None
+    if product.weight_cut is not None:
+        return WeightSizes(rows=x.shape[0], cut=product.weight_cut, **shared)
+    scatters = product.kind == "scatter"
+    return RingSizes(
+        rows=x.shape[0] // product.devices if scatters else x.shape[0],
+        scatters=scatters,
+        wire_dtype=product.wire_dtype,
+        weight_dtype=next((side.values.dtype.name for side in w if isinstance(side, Quantized)), None),
+        **shared,
+    )
 
 
 def _on_ring(
-    plans: Plans, product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands
+    plans: Plans, product: RingProduct, sizes: RingSizes, chip: Chip, operands: RingOperands
 ) -> tuple[Array, ...]:
     """Return the results of a product whose rows are gathered, or whose sum is scattered."""
-    scatters, devices = product.kind == "scatter", product.devices
-    chunks, rows = (devices, operands.x.shape[0] // devices) if scatters else (1, operands.x.shape[0])
-    weight_dtype = None if operands.scales is None else operands.w[0].dtype.name
-    sizes = RingSizes(rows=rows, scatters=scatters, wire_dtype=product.wire_dtype, weight_dtype=weight_dtype, **shared)
+    scatters, devices, rows = sizes.scatters, sizes.devices, sizes.rows
     plan = plans(sizes, chip, product.backend.tiles)
     schedule = ring_schedule_of(sizes, plan.config, chip)
     kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
     bias, scales = (_of_blocks(array, schedule.block) for array in (operands.bias, operands.scales))
     wire_dtype = sizes.rows_wire_dtype
     x = operands.x if wire_dtype is None else packed(operands.x, wire_dtype)
-    operands = operands._replace(x=_with_rows(x, chunks, schedule.chunk_rows), bias=bias, scales=scales)
+    operands = operands._replace(
+        x=_with_rows(x, devices if scatters else 1, schedule.chunk_rows), bias=bias, scales=scales
+    )
     results = (matmul_reduce_scatter if scatters else all_gather_matmul)(operands, kernel)
     return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))
 
 
 def _gathered_weight(
-    plans: Plans, product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands
+    plans: Plans, product: RingProduct, sizes: WeightSizes, chip: Chip, operands: RingOperands
 ) -> tuple[Array, ...]:
     """Return the results of a product whose weight is gathered."""
-    assert product.weight_cut is not None
-    rows = operands.x.shape[0]
-    sizes = WeightSizes(rows=rows, cut=product.weight_cut, **shared)
     plan = plans(sizes, chip, product.backend.tiles)
     schedule = weight_schedule_of(sizes, plan.config, chip)
     kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
     bias = _of_blocks(operands.bias, schedule.width)
     results = matmul_gathered_weight(operands._replace(x=_with_rows(operands.x, 1, schedule.rows), bias=bias), kernel)
-    return tuple(_with_rows(out, 1, rows) for out in results.outs)
+    return tuple(_with_rows(out, 1, sizes.rows) for out in results.outs)
 
 
 def _kernel(product: RingProduct, schedule: S, vmem_limit_bytes: int) -> RingKernel[S]:

@@ -32,8 +32,8 @@ class Place:
 def ring_through(groups: Sequence[Sequence[Place]]) -> tuple[int, ...]:
     """Return an order of the axis indices in which all neighbors are one hop apart, in every group.
 
-    The ring is a Hamiltonian cycle, found by depth-first search that tries devices with the fewest free neighbors
-    first (Warnsdorff's rule). If there is no ring, it is the order of the axis.
+    It is the order of the axis if that is a ring, or if there is none. Else it is a Hamiltonian cycle, found by
+    depth-first search that tries devices with the fewest free neighbors first (Warnsdorff's rule).
 
     Args:
       groups: the places of the devices along the axis, for each position along the mesh's other axes.
@@ -47,7 +47,10 @@ def ring_through(groups: Sequence[Sequence[Place]]) -> tuple[int, ...]:
         }
         for index in range(count)
     ]
-    return next(_cycles(near), tuple(range(count)))
+    order = tuple(range(count))
+    if all((index + 1) % count in near[index] for index in order):
+        return order
+    return next(_cycles(near), order)
 
 
 def _cycles(near: Sequence[set[int]]) -> Iterator[tuple[int, ...]]:

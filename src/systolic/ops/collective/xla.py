@@ -45,6 +45,13 @@ def by_xla(
     return product.finished((lax.psum_scatter(partial_sum, product.axis_name, tiled=True),), bias)
 
 
+def all_summed(product: RingProduct, x: Array, w: Array | Quantized, bias: Array | None) -> Array:
+    """Return the result that `by_xla` scatters, with all rows on every device."""
+    (matrix,) = dequantized((w,), x.dtype)
+    partial_sum = _dot(product, x, matrix, product.dtype_out)
+    return product.finished((lax.psum(partial_sum, product.axis_name),), bias)[0]
+
+
 def dequantized(weights: tuple[Array | Quantized, ...], dtype: Any) -> tuple[Array, ...]:
     return tuple(side.dequantize(dtype) if isinstance(side, Quantized) else side for side in weights)
 

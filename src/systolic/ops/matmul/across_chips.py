@@ -205,7 +205,13 @@ def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> Ring
         turned_bytes = 2 * all_rows * width * sizes.outs
     # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
     sizes = replace(sizes, rows=-(-rows // devices)) if scatters else sizes
-    return chosen(sizes, product.backend.chip, turned_bytes=turned_bytes)
+    return chosen(
+        sizes,
+        product.backend.chip,
+        turned_bytes=turned_bytes,
+        all_reduces=cut.kind == "reduce",
+        in_ring_order=axis_ring(cut.axis, devices) == tuple(range(devices)),
+    )
 
 
 def _no_kernel(reason: str) -> RingChoice:

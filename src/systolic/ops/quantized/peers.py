@@ -6,7 +6,6 @@ The kernel is not part of this package; install it for the race by `python -m pi
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from systolic.chips import Chip
 from systolic.ops.op_programs import Peer
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.support.bugs import runs_user_code
-from systolic.support.tpu_inference import PACKAGE, is_installed, kernel_module
+from systolic.support.tpu_inference import PACKAGE, is_installed, kernel_module, version_of
 
 _KERNEL = "quantized_matmul.kernel"
 _TUNED = "quantized_matmul.tuned_block_sizes"
@@ -44,19 +43,13 @@ def peers(spec: QuantizedSpec, chip: Chip) -> Iterator[Peer]:
 
 def _tiles(spec: QuantizedSpec, chip: Chip) -> Any:
     tuned = kernel_module(_TUNED)
-    key = tuned.TunedKey(_version(chip), spec.m, spec.n, spec.k, spec.quantize_lhs, spec.dtype_rhs)
+    key = tuned.TunedKey(version_of(chip.generation), spec.m, spec.n, spec.k, spec.quantize_lhs, spec.dtype_rhs)
     return tuned.TUNED_BLOCK_SIZES.get(key)
 
 
 @runs_user_code  # any error of a public kernel is its result
 def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales: Array) -> Array:
     # The kernel asks the first device for the chip; there is no TPU here, and the kernel is for another machine.
-    kernel_module(_TUNED).get_tpu_version = lambda: _version(chip)
+    kernel_module(_TUNED).get_tpu_version = lambda: version_of(chip.generation)
     multiply = kernel_module(_KERNEL).quantized_matmul_kernel.__wrapped__  # jit would keep the kernel of another chip
     return multiply(rows, weight, scales, x_q_dtype=jnp.dtype(spec.quantize_lhs), tuned_value=_tiles(spec, chip))
-
-
-def _version(chip: Chip) -> int:
-    """Return the chip's generation as tpu-inference counts them."""
-    match = re.search(r"\d+", chip.generation)
-    return int(match.group()) if match else -1

@@ -35,9 +35,9 @@ def shape_of(multiply: Callable[..., Any], x: Any, w: Any, **options: Any) -> An
 
 
 @pytest.mark.parametrize("chip", ["v6e", "v5p", "v4"])
-def test_a_kernel_multiplies_unless_told(chip: str) -> None:
+def test_the_caller_can_choose(chip: str) -> None:
     whole = PartitionSpec()
-    cases: tuple[tuple[Implementation, bool], ...] = ((None, True), ("xla", False))
+    cases: tuple[tuple[Implementation, bool], ...] = (("pallas", True), ("xla", False))
     for implementation, expected in cases:
         multiply = functools.partial(
             systolic.matmul_reduce_scatter, axis_name="model", chip=chip, implementation=implementation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,7 @@ MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) *
     [
         (GATHER, "v6e", True, "83.* µs by arithmetic, and XLA's collective and a product 128.* µs"),
         (replace(SCATTER, transpose_rhs=True), "v6e", True, "blocks of .* µs by arithmetic"),
-        (replace(SCATTER, rows=32), "v6e", False, "it has to save 10%"),
+        (replace(GATHER, rows=24), "v6e", False, "it has to save 5%"),
         (GATHER, "v5p", True, "on each of 2 cores: 9.* µs by arithmetic, and XLA's collective and a product 166.* µs"),
         (WEIGHT, "v5p", False, "one of a v5p's 2 cores"),
         (replace(GATHER, k=65536), "v6e", False, "have to fit in"),
@@ -42,6 +43,22 @@ def test_the_faster_one_by_arithmetic_is_chosen(
     choice = chosen(sizes, chip(name))
     assert choice.by_kernel == by_kernel
     assert re.search(reason, str(choice))
+
+
+@pytest.mark.parametrize(
+    ("rows", "in_ring_order", "by_kernel"),
+    [(16, False, False), (32, False, True), (32, True, False), (64, False, True), (64, True, True)],
+)
+def test_xla_scatters_slower_if_the_axis_is_no_ring(rows: int, in_ring_order: bool, by_kernel: bool) -> None:
+    choice = chosen(replace(SCATTER, rows=rows), chip("v6e"), in_ring_order=in_ring_order)
+    assert choice.by_kernel == by_kernel
+
+
+def test_an_all_reduce_gathers_as_well() -> None:
+    for rows, by_kernel in ((64, False), (256, True)):
+        choice = chosen(replace(SCATTER, rows=rows), chip("v6e"), all_reduces=True)
+        assert choice.by_kernel == by_kernel
+        assert "by arithmetic with XLA's gathering of its results" in str(choice)
 
 
 def array(*shape: int, cut: tuple[Any, ...] = ()) -> jax.ShapeDtypeStruct:
@@ -118,6 +135,71 @@ def test_gradients_have_kernels_and_gather_once() -> None:
     choices = list(map(str, systolic.plan_across_chips(gradients, X, UP, DOWN)))
     # Forward and backward. The products for the weights' gradients have nothing left to gather.
     assert ["gathered" in choice for choice in choices] == [True, False, True, False]
+
+
+GATHERED = systolic.all_gather_matmul, (P("model"), P(None, "model")), P(None, "model")
+SUMMED = (P(None, "model"), P("model"))
+SCATTERED = systolic.matmul_reduce_scatter, SUMMED, P("model")
+REDUCED = systolic.matmul_all_reduce, SUMMED, P()
+FLOAT32 = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+DOWN_INT8 = systolic.Quantized(jax.ShapeDtypeStruct(DOWN.shape, jnp.int8), jax.ShapeDtypeStruct((4, 4096), jnp.float32))
+
+
+def in_shard_map(multiply: Callable[..., Any], in_specs: tuple[P, P], out: P, **options: Any) -> Callable[..., Any]:
+    run = functools.partial(multiply, axis_name="model", **({"chip": "v6e"} | options))
+    mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out, check_vma=False)
+
+
+def uncut(rows: int, columns: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "x", "w", "kernels", "reason"),
+    [
+        (GATHERED, {}, uncut(2048, 4096), uncut(*UP.shape), 1, "a kernel across chips.* µs by arithmetic, and XLA's"),
+        (GATHERED, {"activation": "silu"}, uncut(2048, 4096), uncut(*UP.shape), 1, "a kernel across chips"),
+        (GATHERED, {}, uncut(8, 4096), uncut(*UP.shape), 0, "XLA's product: the kernel takes .*; it has to save 5%"),
+        (SCATTERED, {}, uncut(2048, 14336), uncut(*DOWN.shape), 1, "a kernel across chips"),
+        (SCATTERED, {}, uncut(8, 14336), uncut(*DOWN.shape), 0, "XLA's product: the kernel takes"),
+        (REDUCED, {}, uncut(8, 14336), uncut(*DOWN.shape), 0, "XLA's product: the kernel takes .* its results, and"),
+        (REDUCED, {}, uncut(4096, 14336), uncut(*DOWN.shape), 1, "a kernel across chips"),
+        (SCATTERED, {}, uncut(2048, 14336), DOWN_INT8, 1, "with int8 weights.* a kernel across chips"),
+        (SCATTERED, {}, uncut(8, 14336), DOWN_INT8, 0, "with int8 weights.* XLA's product: the kernel takes"),
+        (GATHERED, {"wire_dtype": "int8"}, uncut(8, 4096), uncut(*UP.shape), 1, "the call sets wire_dtype=int8"),
+        (REDUCED, {"wire_dtype": "int8"}, uncut(8, 14336), uncut(*DOWN.shape), 1, "the call sets wire_dtype=int8"),
+        (GATHERED, {}, uncut(8, 4000), uncut(4000, 4096), 0, "XLA's product: .*k=4000"),
+        (GATHERED, {"wire_dtype": "int8"}, uncut(8, 4000), uncut(4000, 4096), 0, "XLA's product: .*k=4000"),
+        (GATHERED, {"precision": "high"}, FLOAT32, FLOAT32, 0, "XLA's product: .*one or six passes"),
+        (GATHERED, {"implementation": "pallas"}, uncut(8, 4096), uncut(*UP.shape), 1, None),
+        (GATHERED, {"implementation": "xla"}, uncut(2048, 4096), uncut(*UP.shape), 0, None),
+        (GATHERED, {"chip": None}, uncut(2048, 4096), uncut(*UP.shape), 0, None),
+    ],
+)
+def test_a_call_in_shard_map_has_the_same_choice(
+    form: Any, options: dict[str, Any], x: Any, w: Any, kernels: int, reason: str | None
+) -> None:
+    fn = in_shard_map(*form, **options)
+    choices = systolic.plan_across_chips(fn, x, w)
+    assert len(choices) == (reason is not None)
+    for choice in choices:
+        assert choice.by_kernel == bool(kernels)
+        assert re.search(str(reason), str(choice), re.DOTALL)
+    assert str(jax.make_jaxpr(fn)(x, w)).count("pallas_call[") == kernels
+
+
+def test_each_product_of_a_derivative_has_a_choice_of_its_own() -> None:
+    def loss(x: Any, w: Any, wire_dtype: str | None) -> Any:
+        return in_shard_map(*GATHERED, wire_dtype=wire_dtype)(x, w).astype(jnp.float32).sum()
+
+    def kernels(tokens: int, wire_dtype: str | None = None) -> list[bool]:
+        fn = functools.partial(jax.grad(loss, argnums=(0, 1)), wire_dtype=wire_dtype)
+        return [choice.by_kernel for choice in systolic.plan_across_chips(fn, uncut(tokens, 4096), uncut(*UP.shape))]
+
+    assert kernels(2048) == [True, True]
+    assert kernels(8) == [False, False]
+    assert kernels(8, "int8") == [True, False]  # cotangents travel in their own dtype
 
 
 @pytest.mark.parametrize(
