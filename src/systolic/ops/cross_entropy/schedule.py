@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
 from systolic.cost.roofline import dtype_on, mxu_rows_per_cycle
@@ -83,12 +83,8 @@ class LossSchedule:
         """Columns of x's gradient, and rows of w's, with about as many products as a subtile of logits."""
         subtile = self.config.subtile_m * self.config.subtile_n * self.depth
         products = self.config.tiles.tile_m * self.config.tiles.tile_n
-        return largest_divisor(self.depth, LANES, max(subtile // products, LANES))
-
-    @property
-    def errors_slots(self) -> int:
-        """Tiles of errors in VMEM: from logits in memory those of the next tile are computed beside the products."""
-        return 2 if self.spec.keep_logits else 1
+        unit = _DEPTH if self.depth % _DEPTH == 0 else LANES
+        return largest_divisor(self.depth, unit, max(subtile // products, unit))
 
     @property
     def sums_shape(self) -> tuple[int, int]:
@@ -130,9 +126,9 @@ class LossSchedule:
         if spec.kind == "forward":
             statistics = VmemBuffer(name="statistics", shape=(tiles.tile_m, LANES), dtype="float32", copies=4)
             return rows, x, w, logits, statistics, *((kept,) if spec.keep_logits else ())
-        errors = VmemBuffer(
-            name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=self.errors_slots
-        )
+        if not spec.keep_logits:  # of the tile whose logits are computed, and of the one before
+            w = replace(w, copies=4)
+        errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
         sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
         dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=CONVERTED_SLOTS)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 class Inputs(NamedTuple):
     x_vmem: Any  # [tile_m, depth]
-    w_vmem: Any  # [depth, tile_n]; with kept logits, of the tile of the step before
+    w_vmem: Any  # [depth, tile_n], of the tile of the step before, whose products are computed
+    next_w_vmem: Any  # [depth, tile_n], of the step's tile, whose logits are computed again
+    kept_vmem: Any  # [tile_m, tile_n] of the step's tile, if logits were kept
     rows_vmem: Any  # [tile_m, 8] float32, whose columns are listed in `gradient_parts`
-    kept_vmem: Any  # [tile_m, tile_n] of kept logits; None: they are computed again
 
 
 class Outputs(NamedTuple):
@@ -20,7 +21,10 @@ class Outputs(NamedTuple):
 
 class Scratch(NamedTuple):
     logits_vmem: Any  # [subtile_m, subtile_n] float32, of logits that are computed again
-    errors_vmem: Any  # [slots, tile_m, tile_n]
+    errors_vmem: Any  # [tile_m, tile_n], of the tile of the step before
+    # [tile_m, tile_n], of the step's tile: a ref of its own, because the compiler takes two slots of one ref, whose
+    # numbers it does not know, for the same memory, and computes no products before all errors are stored.
+    next_errors_vmem: Any
     sums_vmem: Any  # [slots, depth, tile_n] float32
     read_sem: Any  # [slots]
     write_sem: Any  # [slots]

@@ -92,14 +92,14 @@ def multiply_beside(
         depth = slice(start, min(start + _SLICE, schedule.depth))
         x = x_vmem[rows, depth]
         if number in awaited:
-            x = _after(x, done[awaited[number]], awaited[number] * part_rows)
+            x = after(x, done[awaited[number]], awaited[number] * part_rows)
         part = dot(x, w_vmem[depth, columns], (1, 0), spec)
         total = part if total is None else total + part
     assert total is not None
     return total
 
 
-def _after(x: Array, done: Array, first: int) -> Array:
+def after(x: Array, done: Array, first: int) -> Array:
     """Return x, whose rows from `first` on the compiler has to compute after `done`."""
     zero = jnp.where(done < 0, 1.0, 0.0).astype(x.dtype)
     last = first + done.shape[0]
