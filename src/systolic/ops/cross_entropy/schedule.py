@@ -128,11 +128,13 @@ class LossSchedule:
             return rows, x, w, logits, statistics, *((kept,) if spec.keep_logits else ())
         if not spec.keep_logits:  # of the tile whose logits are computed, and of the one before
             w = replace(w, copies=4)
+        spread = replace(rows, name="spread", copies=4 + spec.total)
         errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
         sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
         dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
-        return rows, x, w, kept if spec.keep_logits else logits, errors, dx, sums, *((dw,) if self.converts_dw else ())
+        read = rows, spread, x, w, kept if spec.keep_logits else logits
+        return *read, errors, dx, sums, *((dw,) if self.converts_dw else ())
 
     def _violations(self) -> Iterator[Violation]:
         tiles = self.config.tiles

@@ -9,6 +9,7 @@ it, with copies of its own that take place during the products: in float32, for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,8 @@ from jax.experimental import pallas as pl
 
 from systolic.kernels.dots import dot
 from systolic.kernels.subtiles import loop, times
-from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs
-from systolic.ops.cross_entropy.kernel.logits import after, soft_capped
+from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Scratch
+from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, after_all, soft_capped
 from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
 from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, LossSchedule
 from systolic.schedule import LANES
@@ -31,37 +32,51 @@ _CLEARED_ROWS = 512  # of w's last tile at once
 _PIECE_FEATURES = 256  # of k, beside whose products comes one piece of elementwise work: columns of a matrix unit
 
 
+def spread_rows(rows_vmem: Any, scratch: Scratch) -> None:
+    """Write the numbers of the rows across all lanes, once for a tile: for each use it would take 4 cycles a number."""
+    n_rows = rows_vmem.shape[0]
+    at_once = math.gcd(n_rows, CHUNK_ROWS)
+
+    def spread(number: Any) -> None:
+        rows = pl.ds(times(number, at_once), at_once)
+        values = [jnp.broadcast_to(rows_vmem[rows, at : at + 1], (at_once, LANES)) for at in range(DTOTAL + 1)]
+        scratch.labels_vmem[rows, :] = values[LABEL].astype(jnp.int32)
+        for at in range(LSE, scratch.spread_vmem.shape[0] + LSE):
+            scratch.spread_vmem[at - LSE, rows, :] = values[at]
+
+    loop(n_rows // at_once, spread)
+
+
 def store_errors(
     schedule: LossSchedule,
     soft_cap: float | None,
-    row: Array,
+    rows: Any,
     column: Any,
     columns_left: Any,
     logits_vmem: Any,
+    scratch: Scratch,
     store: Callable[[int, Array], None],
 ) -> Array:
     """Store the errors of some rows; return numbers above zero that depend on all of them: [rows, 128].
 
     Args:
-      row: [rows, 8] float32 of these rows.
+      rows: a slice of the tile's rows.
       column: the vocabulary's at which the logits begin.
       columns_left: the number of logits in front of the padding, a number or [rows, 1]; None if there is no padding.
       logits_vmem: [rows, columns].
+      scratch: has the rows' numbers, from `spread_rows`.
       store: takes the first of 128 columns of errors, and these errors.
     """
-    lane = lax.broadcasted_iota(jnp.int32, (row.shape[0], LANES), 1)
-    # Across all lanes here, once: otherwise the compiler does it for each group of columns.
-    label, lse, dlse, dpicked, dtotal = (
-        jnp.broadcast_to(row[:, at : at + 1], lane.shape) for at in (LABEL, LSE, DLSE, DPICKED, DTOTAL)
-    )
-    label = label.astype(jnp.int32) - column
+    label = scratch.labels_vmem[rows, :] - column
+    lane = lax.broadcasted_iota(jnp.int32, label.shape, 1)
+    lse, dlse, dpicked, *dtotal = (scratch.spread_vmem[at, rows, :] for at in range(scratch.spread_vmem.shape[0]))
     seen = jnp.zeros(lane.shape, jnp.float32)
     for group in range(0, logits_vmem.shape[1], LANES):
         logits = soft_capped(logits_vmem[:, group : group + LANES].astype(jnp.float32), soft_cap)
         probabilities = jnp.exp(logits - lse)
         errors = dlse * probabilities + jnp.where(lane + group == label, dpicked, 0.0)
-        if schedule.spec.total:
-            errors = errors + dtotal
+        if dtotal:
+            errors = errors + dtotal[0]
         if soft_cap is not None:
             errors = errors * (1 - jnp.square(logits * (1 / soft_cap)))
         if columns_left is not None:
@@ -77,13 +92,13 @@ def add_products(
     core: Any,
     i: Any,
     j: Any,
-    beside: Callable[[Any], Array],
+    beside: Callable[[Any], list[Array]],
 ) -> None:
     """Add the products of tile `j` of the vocabulary to the gradients, and move the sums of w's gradient.
 
     Args:
       beside: takes the number of a piece of the elementwise work, does it, and returns numbers that depend on it and
-        are not negative: [rows, 128]. There are `pieces(schedule)`.
+        are not negative: [rows, 128] each. There are `pieces(schedule)`.
     """
     grid_m, grid_n = schedule.core_grid[1:]
     step = i * grid_n + j
@@ -146,7 +161,7 @@ def _piece_features(schedule: LossSchedule) -> int:
     return largest_divisor(schedule.gradient_part, LANES, _PIECE_FEATURES)
 
 
-def _add(schedule: LossSchedule, refs: GradientRefs, step: Any, i: Any, beside: Callable[[Any], Array]) -> None:
+def _add(schedule: LossSchedule, refs: GradientRefs, step: Any, i: Any, beside: Callable[[Any], list[Array]]) -> None:
     """Add a tile's part to both gradients; both products of some of k are one stretch of code, which drains once."""
     size, features_at_once = schedule.gradient_part, _piece_features(schedule)
     sums_vmem = refs.scratch.sums_vmem.at[lax.rem(step, jnp.int32(DW_SLOTS))]
@@ -155,18 +170,17 @@ def _add(schedule: LossSchedule, refs: GradientRefs, step: Any, i: Any, beside: 
     )
 
     def part(number: Any) -> None:
-        # w's gradient takes one product: for fewer features the errors would be loaded as weights more often.
-        errors, done = refs.scratch.errors_vmem[...], None
+        errors, done = refs.scratch.errors_vmem[...], []
         for feature in range(0, size, features_at_once):
-            features = pl.ds(times(number * (size // features_at_once) + feature // features_at_once, features_at_once), features_at_once)
-            if done is not None:
-                errors = after(errors, done, 0)
-            done = beside(number * (size // features_at_once) + feature // features_at_once)
+            piece = number * (size // features_at_once) + feature // features_at_once
+            features = pl.ds(times(piece, features_at_once), features_at_once)
+            errors = after_all(errors, done)
+            done = beside(piece)
             refs.outputs.dx_vmem[:, features] += dot(errors, refs.inputs.w_vmem[features, :], (1, 1), schedule.spec)
+        # w's gradient takes one product: for fewer features the errors would be loaded as weights more often.
         features = pl.ds(times(number, size), size)
         before = jnp.where(i > 0, sums_vmem[features, :], 0.0)
-        assert done is not None
-        x = after(refs.inputs.x_vmem[:, features], done, 0)
+        x = after_all(refs.inputs.x_vmem[:, features], done)
         total = before + dot(x, refs.scratch.errors_vmem[...], (0, 0), schedule.spec)
         sums_vmem[features, :] = total
         if dw_vmem is not None:

@@ -20,6 +20,8 @@ class Outputs(NamedTuple):
 
 
 class Scratch(NamedTuple):
+    labels_vmem: Any  # [tile_m, 128] int32: of each row in all lanes
+    spread_vmem: Any  # [3 or 4, tile_m, 128] float32: the further columns of `rows`, each in all lanes
     logits_vmem: Any  # [subtile_m, subtile_n] float32, of logits that are computed again
     errors_vmem: Any  # [tile_m, tile_n], of the tile of the step before
     # [tile_m, tile_n], of the step's tile: a ref of its own, because the compiler takes two slots of one ref, whose

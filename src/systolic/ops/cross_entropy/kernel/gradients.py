@@ -26,7 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.subtiles import loop, times
-from systolic.ops.cross_entropy.kernel.gradient_parts import add_products, pieces, store_errors
+from systolic.ops.cross_entropy.kernel.gradient_parts import add_products, pieces, spread_rows, store_errors
 from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Inputs, Outputs, Scratch
 from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, Place, chunk_rows, multiply_beside, place_of
 from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, ROWS, LossSchedule
@@ -104,6 +104,8 @@ def loss_gradients(
         ],
         scratch_shapes=[
             Scratch(
+                labels_vmem=pltpu.VMEM((tiles.tile_m, LANES), jnp.int32),
+                spread_vmem=pltpu.VMEM((3 + spec.total, tiles.tile_m, LANES), jnp.float32),
                 logits_vmem=None if keeps else pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
                 errors_vmem=pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
                 next_errors_vmem=pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
@@ -138,7 +140,13 @@ def _kernel(
 
     @pl.when(j == 0)
     def _() -> None:
-        outputs.dx_vmem[...] = jnp.zeros(outputs.dx_vmem.shape, jnp.float32)
+        def clear(number: Any) -> None:
+            rows = pl.ds(times(number, cleared_rows), cleared_rows)
+            outputs.dx_vmem[rows, :] = jnp.zeros((cleared_rows, schedule.depth), jnp.float32)
+
+        cleared_rows = math.gcd(config.tiles.tile_m, CHUNK_ROWS)
+        loop(config.tiles.tile_m // cleared_rows, clear)
+        spread_rows(inputs.rows_vmem, scratch)
 
     # Errors that wait for the products of the tile before: of the last subtile's logits, or of all that were kept.
     last, rows = Place(row=0, column=0), config.tiles.tile_m
@@ -159,11 +167,10 @@ def _kernel(
     piece_rows = padded(-(-rows // pieces(schedule)), ROWS)
     at_once = math.gcd(piece_rows, CHUNK_ROWS)
 
-    def beside(number: Any) -> Array:
+    def beside(number: Any) -> list[Array]:
         # The last pieces may begin with rows of the piece before.
         first = jnp.minimum(number * piece_rows, rows - piece_rows)
-        chunks = range(0, piece_rows, at_once)
-        return jnp.concatenate([convert(pl.multiple_of(first + chunk, ROWS), at_once) for chunk in chunks], axis=0)
+        return [convert(pl.multiple_of(first + chunk, ROWS), at_once) for chunk in range(0, piece_rows, at_once)]
 
     @pl.when(j > 0)
     def _() -> None:
@@ -218,4 +225,4 @@ def _convert(
         columns_left = jnp.where(lax.broadcasted_iota(jnp.int32, (n_rows, 1), 0) < present, spec.n - column, 0)
     logits_vmem = scratch.logits_vmem if inputs.kept_vmem is None else inputs.kept_vmem
     logits = logits_vmem.at[pl.ds(row, n_rows), :]
-    return store_errors(schedule, soft_cap, inputs.rows_vmem[rows, :], column, columns_left, logits, store)
+    return store_errors(schedule, soft_cap, rows, column, columns_left, logits, scratch, store)

@@ -99,6 +99,13 @@ def multiply_beside(
     return total
 
 
+def after_all(x: Array, done: list[Array]) -> Array:
+    """Return x, some of whose rows the compiler has to compute after each of `done`, in this order."""
+    for number, numbers in enumerate(done):
+        x = after(x, numbers, x.shape[0] * number // len(done) // ROWS * ROWS)
+    return x
+
+
 def after(x: Array, done: Array, first: int) -> Array:
     """Return x, whose rows from `first` on the compiler has to compute after `done`."""
     zero = jnp.where(done < 0, 1.0, 0.0).astype(x.dtype)
