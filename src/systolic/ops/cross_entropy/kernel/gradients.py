@@ -135,7 +135,7 @@ def _kernel(
     recomputes = inputs.kept_vmem is None
     if schedule.stored_depth < schedule.depth:  # what a copy does not reach is garbage, by which zeros are multiplied
         rest = schedule.depth - schedule.stored_depth
-        for w_vmem in filter(None, (inputs.w_vmem, inputs.next_w_vmem)):
+        for w_vmem in (inputs.w_vmem, inputs.next_w_vmem) if recomputes else (inputs.w_vmem,):
             w_vmem[pl.ds(schedule.stored_depth, rest), :] = jnp.zeros((rest, w_vmem.shape[1]), w_vmem.dtype)
 
     @pl.when(j == 0)
@@ -192,11 +192,8 @@ def _logits(schedule: LossSchedule, soft_cap: float | None, inputs: Inputs, scra
         # Before the first subtile, what is left in VMEM is converted, to be overwritten later.
         before = place_of(jnp.maximum(number - 1, 0), schedule)
 
-        def work(first: int, last: int) -> Array:
-            chunks = range(first, last, rows_at_once)
-            return jnp.concatenate(
-                [_convert(schedule, soft_cap, inputs, scratch, before, chunk, rows_at_once) for chunk in chunks], axis=0
-            )
+        def work(chunk: int) -> Array:
+            return _convert(schedule, soft_cap, inputs, scratch, before, chunk, rows_at_once)
 
         scratch.logits_vmem[...] = multiply_beside(
             schedule, inputs.x_vmem, inputs.next_w_vmem, place_of(number, schedule), work
@@ -206,7 +203,13 @@ def _logits(schedule: LossSchedule, soft_cap: float | None, inputs: Inputs, scra
 
 
 def _convert(
-    schedule: LossSchedule, soft_cap: float | None, inputs: Inputs, scratch: Scratch, place: Place, row: Any, n_rows: int
+    schedule: LossSchedule,
+    soft_cap: float | None,
+    inputs: Inputs,
+    scratch: Scratch,
+    place: Place,
+    row: Any,
+    n_rows: int,
 ) -> Array:
     """Store the errors of rows of the logits in VMEM, which begin at a place of the step's tile."""
     core, i, j = (pl.program_id(axis) for axis in range(3))
