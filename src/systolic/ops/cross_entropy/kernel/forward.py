@@ -22,6 +22,7 @@ from systolic.kernels.launch import from_hbm
 from systolic.kernels.subtiles import loop, times
 from systolic.ops.cross_entropy.kernel.logits import (
     LOWEST,
+    by_rows,
     chunk_rows,
     multiply_beside,
     place_of,
@@ -106,17 +107,14 @@ def _kernel(
         for statistic in (sum_vmem, picked_vmem, total_vmem):
             statistic[...] = jnp.zeros(statistic.shape, jnp.float32)
 
-        def spread(number: Any) -> None:
-            rows = pl.ds(times(number, rows_at_once), rows_at_once)
-            spread_vmem[rows, :] = jnp.broadcast_to(labels_vmem[rows, :], (rows_at_once, LANES))
+        def spread(rows: Any) -> None:
+            spread_vmem[rows, :] = jnp.broadcast_to(labels_vmem[rows, :], (rows.size, LANES))
 
-        loop(config.tiles.tile_m // rows_at_once, spread)
+        def clear(rows: Any) -> None:
+            logits_vmem[rows, :] = jnp.full((rows.size, config.subtile_n), LOWEST, jnp.float32)
 
-        def clear(number: Any) -> None:
-            rows = pl.ds(times(number, rows_at_once), rows_at_once)
-            logits_vmem[rows, :] = jnp.full((rows_at_once, config.subtile_n), LOWEST, jnp.float32)
-
-        loop(config.subtile_m // rows_at_once, clear)
+        by_rows(config.tiles.tile_m, spread)
+        by_rows(config.subtile_m, clear)
 
     def absorb(row: Any, chunk: Any, column: Any) -> Array:
         """Add a chunk of rows of the logits in VMEM, whose subtile begins at this row and column, to the statistics.

@@ -9,7 +9,6 @@ it, with copies of its own that take place during the products: in float32, for 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from jax.experimental import pallas as pl
 from systolic.kernels.dots import dot
 from systolic.kernels.subtiles import loop, times
 from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Scratch
-from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, after_all, soft_capped
+from systolic.ops.cross_entropy.kernel.logits import after_all, by_rows, soft_capped
 from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
 from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, LossSchedule
 from systolic.schedule import LANES
@@ -33,18 +32,15 @@ _PIECE_FEATURES = 256  # of k, beside whose products comes one piece of elementw
 
 
 def spread_rows(rows_vmem: Any, scratch: Scratch) -> None:
-    """Write the numbers of the rows across all lanes, once for a tile: for each use it would take 4 cycles a number."""
-    n_rows = rows_vmem.shape[0]
-    at_once = math.gcd(n_rows, CHUNK_ROWS)
+    """Write the numbers of the rows across all lanes, once for a tile: each use would take 4 cycles a register."""
 
-    def spread(number: Any) -> None:
-        rows = pl.ds(times(number, at_once), at_once)
-        values = [jnp.broadcast_to(rows_vmem[rows, at : at + 1], (at_once, LANES)) for at in range(DTOTAL + 1)]
+    def spread(rows: Any) -> None:
+        values = [jnp.broadcast_to(rows_vmem[rows, at : at + 1], (rows.size, LANES)) for at in range(DTOTAL + 1)]
         scratch.labels_vmem[rows, :] = values[LABEL].astype(jnp.int32)
         for at in range(LSE, scratch.spread_vmem.shape[0] + LSE):
             scratch.spread_vmem[at - LSE, rows, :] = values[at]
 
-    loop(n_rows // at_once, spread)
+    by_rows(rows_vmem.shape[0], spread)
 
 
 def store_errors(

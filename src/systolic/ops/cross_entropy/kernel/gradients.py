@@ -25,10 +25,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
-from systolic.kernels.subtiles import loop, times
+from systolic.kernels.subtiles import loop
 from systolic.ops.cross_entropy.kernel.gradient_parts import add_products, pieces, spread_rows, store_errors
 from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Inputs, Outputs, Scratch
-from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, Place, chunk_rows, multiply_beside, place_of
+from systolic.ops.cross_entropy.kernel.logits import (
+    CHUNK_ROWS,
+    Place,
+    by_rows,
+    chunk_rows,
+    multiply_beside,
+    place_of,
+)
 from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, ROWS, LossSchedule
 from systolic.schedule import LANES
 from systolic.schedule.sizes import padded
@@ -140,12 +147,10 @@ def _kernel(
 
     @pl.when(j == 0)
     def _() -> None:
-        def clear(number: Any) -> None:
-            rows = pl.ds(times(number, cleared_rows), cleared_rows)
-            outputs.dx_vmem[rows, :] = jnp.zeros((cleared_rows, schedule.depth), jnp.float32)
+        def clear(rows: Any) -> None:
+            outputs.dx_vmem[rows, :] = jnp.zeros((rows.size, schedule.depth), jnp.float32)
 
-        cleared_rows = math.gcd(config.tiles.tile_m, CHUNK_ROWS)
-        loop(config.tiles.tile_m // cleared_rows, clear)
+        by_rows(config.tiles.tile_m, clear)
         spread_rows(inputs.rows_vmem, scratch)
 
     # Errors that wait for the products of the tile before: of the last subtile's logits, or of all that were kept.
@@ -155,14 +160,12 @@ def _kernel(
         pl.when(j < grid_n)(functools.partial(_logits, schedule, soft_cap, inputs, scratch))
     convert = functools.partial(_convert, schedule, soft_cap, inputs, scratch, last)
 
-    first_rows = math.gcd(rows, CHUNK_ROWS)
-
     @pl.when(j == 0)
     def _() -> None:
-        def chunk(number: Any) -> None:
-            convert(times(number, first_rows), first_rows)
+        def chunk(rows: Any) -> None:
+            convert(rows.start, rows.size)
 
-        loop(rows // first_rows, chunk)
+        by_rows(rows, chunk)
 
     piece_rows = padded(-(-rows // pieces(schedule)), ROWS)
     at_once = math.gcd(piece_rows, CHUNK_ROWS)
@@ -176,12 +179,10 @@ def _kernel(
     def _() -> None:
         add_products(schedule, GradientRefs(inputs, outputs, scratch), core, i, j - 1, beside)
 
-    def move(number: Any) -> None:
-        moved = pl.ds(times(number, move_rows), move_rows)
-        scratch.errors_vmem[moved, :] = scratch.next_errors_vmem[moved, :]
+    def move(rows: Any) -> None:
+        scratch.errors_vmem[rows, :] = scratch.next_errors_vmem[rows, :]
 
-    move_rows = math.gcd(config.tiles.tile_m, _MOVED_ROWS)
-    loop(config.tiles.tile_m // move_rows, move)
+    by_rows(config.tiles.tile_m, move, _MOVED_ROWS)
 
 
 def _logits(schedule: LossSchedule, soft_cap: float | None, inputs: Inputs, scratch: Scratch) -> None:
