@@ -24,8 +24,8 @@ class Scratch(NamedTuple):
     spread_vmem: Any  # [3 or 4, tile_m, 128] float32: the further columns of `rows`, each in all lanes
     logits_vmem: Any  # [subtile_m, subtile_n] float32, of logits that are computed again
     errors_vmem: Any  # [tile_m, tile_n], of the tile of the step before
-    # [tile_m, tile_n], of the step's tile: a ref of its own, because two slots of one ref, whose numbers the compiler does
-    # not know, may be the same memory to it: it computed no products before all errors were stored.
+    # [tile_m, tile_n], of the step's tile: a ref of its own, because two slots of one ref, whose numbers the compiler
+    # does not know, may be the same memory to it: it computed no products before all errors were stored.
     next_errors_vmem: Any
     sums_vmem: Any  # [slots, depth, tile_n] float32
     read_sem: Any  # [slots]
