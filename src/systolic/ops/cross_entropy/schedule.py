@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
 from systolic.cost.roofline import dtype_on, mxu_rows_per_cycle
@@ -18,11 +18,14 @@ ROWS = 16  # of a register of bfloat16: tiles of rows are multiples of it
 ROW_COLUMNS = 8  # numbers of a row, in HBM: its label, its statistics, their cotangents
 DW_SLOTS = 3  # one is read, one is computed with, one is written
 CONVERTED_SLOTS = DW_SLOTS - 1  # of sums in w's dtype, which are not read again
-# Multiple of k for gradients: 2,880 in whole registers is 23 × 128, whose only parts have 128 columns.
+# Multiple of k for gradients, the columns of a matrix unit of v6e and v7x: parts of 640 columns fill three units to 83
+# %, and 2,880 in whole registers is 23 × 128, whose only parts have 128.
 _DEPTH = 256
 # Cycles of the matrix units in one stretch of straight code. A bundle takes at least a cycle, so this bounds the code;
 # stretches of half the length waste 3 % more on filling and draining the units (simulated on v6e).
 MAX_STRETCH_CYCLES = 8192
+# Of the stretches of the gradients' kernel together, which are logits and a part of the gradients: 16,000 bundles.
+_MAX_GRADIENTS_CYCLES = 12_800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class LossSchedule:
     stored_depth: int
     columns: int
     cores: int  # each sums its own gradient of w
+    gradient_part: int  # of depth: features whose gradients are one stretch of code
 
     @classmethod
     def of(cls, spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> LossSchedule:
@@ -51,14 +55,16 @@ class LossSchedule:
         # A single tile of rows uses one core; in the forward kernel cores share no output.
         cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
         stored_depth = padded(spec.k, ROWS)
+        depth = stored_depth if spec.kind == "forward" else padded(spec.k, _DEPTH if spec.k > _DEPTH else LANES)
         schedule = cls(
             spec=spec,
             config=config,
             cores=cores,
             rows=padded(spec.m, tile_m * cores),
-            depth=stored_depth if spec.kind == "forward" else padded(spec.k, _DEPTH if spec.k > _DEPTH else LANES),
+            depth=depth,
             stored_depth=stored_depth,
             columns=padded(spec.n, LANES),
+            gradient_part=_gradient_part(spec, config, depth, chip),
         )
         require_none(config, [*schedule._violations(), *vmem_violations(schedule.buffers, buffer_bytes(chip))])
         return schedule
@@ -77,18 +83,6 @@ class LossSchedule:
     def last_columns(self) -> int:
         """Columns of the last tile of the vocabulary, in whole registers."""
         return self.columns - (self.grid[1] - 1) * self.config.tiles.tile_n
-
-    @property
-    def gradient_part(self) -> int:
-        """Columns of x's gradient, and rows of w's, with about as many products as a subtile of logits."""
-        subtile = self.config.subtile_m * self.config.subtile_n * self.depth
-        products = self.config.tiles.tile_m * self.config.tiles.tile_n
-        return largest_divisor(self.depth, LANES, max(subtile // products, LANES))
-
-    @property
-    def errors_slots(self) -> int:
-        """Tiles of errors in VMEM: from logits in memory those of the next tile are computed beside the products."""
-        return 2 if self.spec.keep_logits else 1
 
     @property
     def sums_shape(self) -> tuple[int, int]:
@@ -113,6 +107,8 @@ class LossSchedule:
         forward = x * item + grid_m * w * item + 4 * LANES * 2 * self.rows + self.spec.logits_bytes
         if self.spec.kind == "forward":
             return forward
+        if not self.spec.keep_logits:  # for the logits, and again for the products of the step after
+            forward += grid_m * w * item
         sums = 8 * w * (grid_m - self.cores)
         return forward + 4 * x + sums + w * self.cores * dtype_bytes(self.dw_dtype)
 
@@ -128,15 +124,17 @@ class LossSchedule:
         logits = VmemBuffer(name="logits", shape=(config.subtile_m, config.subtile_n), dtype="float32", copies=3)
         kept = VmemBuffer(name="kept", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         if spec.kind == "forward":
-            statistics = VmemBuffer(name="statistics", shape=(tiles.tile_m, LANES), dtype="float32", copies=4)
+            statistics = VmemBuffer(name="statistics", shape=(tiles.tile_m, LANES), dtype="float32", copies=5)
             return rows, x, w, logits, statistics, *((kept,) if spec.keep_logits else ())
-        errors = VmemBuffer(
-            name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=self.errors_slots
-        )
+        if not spec.keep_logits:  # of the tile whose logits are computed, and of the one before
+            w = replace(w, copies=4)
+        spread = replace(rows, name="spread", copies=4 + spec.total)
+        errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
         sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
         dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
-        return rows, x, w, kept if spec.keep_logits else logits, errors, dx, sums, *((dw,) if self.converts_dw else ())
+        read = rows, spread, x, w, kept if spec.keep_logits else logits
+        return *read, errors, dx, sums, *((dw,) if self.converts_dw else ())
 
     def _violations(self) -> Iterator[Violation]:
         tiles = self.config.tiles
@@ -176,6 +174,14 @@ class LossSchedule:
                 limit=f"sums of w's gradient are read again after {DW_SLOTS - 1} further tiles",
                 fix="use a smaller tile_n",
             )
+
+
+def _gradient_part(spec: CrossEntropySpec, config: KernelConfig, depth: int, chip: Chip) -> int:
+    """Return the most features whose two products are short enough, in whole matrix units where depth is that."""
+    cycles = 2 * stretch_cycles(spec, config.tiles.tile_m, config.tiles.tile_n, 1, chip)
+    logits = 0 if spec.keep_logits else stretch_cycles(spec, config.subtile_m, config.subtile_n, depth, chip)
+    features = int((_MAX_GRADIENTS_CYCLES - logits) / cycles)
+    return largest_divisor(depth, _DEPTH if depth % _DEPTH == 0 else LANES, features)
 
 
 def stretch_cycles(spec: CrossEntropySpec, rows: int, columns: int, depth: int, chip: Chip) -> float:

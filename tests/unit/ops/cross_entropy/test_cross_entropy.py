@@ -15,7 +15,7 @@ import systolic
 from systolic.chips import chip
 from systolic.ops.cross_entropy import xla
 from systolic.ops.cross_entropy.cost import configs
-from systolic.ops.cross_entropy.schedule import LossSchedule
+from systolic.ops.cross_entropy.schedule import LossSchedule, stretch_cycles
 from systolic.ops.cross_entropy.spec import CrossEntropySpec
 from systolic.ops.op import op_of, read_spec, record_of
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
@@ -232,3 +232,19 @@ def test_the_first_configuration_is_the_fastest_by_the_model() -> None:
 def test_the_forward_kernel_needs_no_padded_weights() -> None:
     spec = CrossEntropySpec(m=2048, k=2880, n=201_088, dtype="bfloat16")  # gpt-oss: k in 22.5 registers
     assert LossSchedule.of(spec, systolic.plan(spec, "v6e").config, chip("v6e")).depth == 2880
+
+
+@pytest.mark.parametrize(("k", "n"), [(4096, 151_936), (2880, 201_088), (2560, 262_144), (8192, 128_256)])
+@pytest.mark.parametrize("keep_logits", [False, True])
+def test_parts_of_gradients_fill_matrix_units_and_are_short_enough_to_fetch(k: int, n: int, keep_logits: bool) -> None:
+    v6e = chip("v6e")
+    spec = CrossEntropySpec(m=2048, k=k, n=n, dtype="bfloat16", kind="gradients", keep_logits=keep_logits)
+    config = configs(spec, v6e)[0].config
+    schedule = LossSchedule.of(spec, config, v6e)
+    assert schedule.gradient_part % 256 == 0
+    assert schedule.depth % schedule.gradient_part == 0
+    rows, columns = config.tiles.tile_m, config.tiles.tile_n
+    cycles = 2 * stretch_cycles(spec, rows, columns, schedule.gradient_part, v6e)
+    if not keep_logits:
+        cycles += stretch_cycles(spec, config.subtile_m, config.subtile_n, schedule.depth, v6e)
+    assert cycles <= 12_800

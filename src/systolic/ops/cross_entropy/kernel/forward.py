@@ -22,6 +22,7 @@ from systolic.kernels.launch import from_hbm
 from systolic.kernels.subtiles import loop, times
 from systolic.ops.cross_entropy.kernel.logits import (
     LOWEST,
+    by_rows,
     chunk_rows,
     multiply_beside,
     place_of,
@@ -52,7 +53,8 @@ def loss_statistics(
     """
     spec, tiles, config = schedule.spec, schedule.config.tiles, schedule.config
     kernel = functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap)
-    lanes = pltpu.VMEM((tiles.tile_m, LANES), jnp.float32)
+    dtypes = jnp.float32, jnp.float32, jnp.float32, jnp.float32, jnp.int32
+    lanes = [pltpu.VMEM((tiles.tile_m, LANES), dtype) for dtype in dtypes]
     inputs = [x, w, labels]
     out_specs = [pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), lambda i, j: (i, 0))]
     out_shape = [shape_with_mesh_axes((schedule.rows, ROW_COLUMNS), jnp.float32, inputs)]
@@ -69,7 +71,7 @@ def loss_statistics(
         ],
         out_specs=out_specs,
         out_shape=out_shape,
-        scratch_shapes=[pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32), lanes, lanes, lanes, lanes],
+        scratch_shapes=[pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32), *lanes],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
         ),
@@ -91,8 +93,9 @@ def _kernel(
     schedule: LossSchedule,
     soft_cap: float | None,
 ) -> None:
-    # [subtile_m, subtile_n] float32, of the subtile before; four times [tile_m, 128] float32.
-    *kept_vmem, logits_vmem, max_vmem, sum_vmem, picked_vmem, total_vmem = refs
+    # [subtile_m, subtile_n] float32, of the subtile before; four times [tile_m, 128] float32; [tile_m, 128] int32, of
+    # which each row has its label in all lanes: to write it there for each use takes 4 cycles a register.
+    *kept_vmem, logits_vmem, max_vmem, sum_vmem, picked_vmem, total_vmem, spread_vmem = refs
     spec, config = schedule.spec, schedule.config
     j, last = pl.program_id(1), schedule.grid[1] - 1
     tile_n, rows_at_once = config.tiles.tile_n, chunk_rows(schedule)
@@ -103,12 +106,23 @@ def _kernel(
         max_vmem[...] = jnp.full(max_vmem.shape, LOWEST, jnp.float32)
         for statistic in (sum_vmem, picked_vmem, total_vmem):
             statistic[...] = jnp.zeros(statistic.shape, jnp.float32)
-        logits_vmem[...] = jnp.full(logits_vmem.shape, LOWEST, jnp.float32)
 
-    def absorb(row: Any, chunk: Any, column: Any) -> None:
-        """Add a chunk of rows of the logits in VMEM, whose subtile begins at this row and column, to the statistics."""
+        def spread(rows: Any) -> None:
+            spread_vmem[rows, :] = jnp.broadcast_to(labels_vmem[rows, :], (rows.size, LANES))
+
+        def clear(rows: Any) -> None:
+            logits_vmem[rows, :] = jnp.full((rows.size, config.subtile_n), LOWEST, jnp.float32)
+
+        by_rows(config.tiles.tile_m, spread)
+        by_rows(config.subtile_m, clear)
+
+    def absorb(row: Any, chunk: Any, column: Any) -> Array:
+        """Add a chunk of rows of the logits in VMEM, whose subtile begins at this row and column, to the statistics.
+
+        Returns numbers above zero that depend on all of them: [rows, 128].
+        """
         rows, chunk_at = pl.ds(row + chunk, rows_at_once), pl.ds(chunk, rows_at_once)
-        label = labels_vmem[rows, :] - column
+        label = spread_vmem[rows, :] - column
         groups = []
         for group in range(0, config.subtile_n, LANES):
             logits = soft_capped(logits_vmem[chunk_at, group : group + LANES], soft_cap)
@@ -121,12 +135,16 @@ def _kernel(
         new = functools.reduce(jnp.maximum, groups, old)
         exponentials = [jnp.exp(logits - new) for logits in groups]
         max_vmem[rows, :] = new
-        sum_vmem[rows, :] = functools.reduce(jnp.add, exponentials, sum_vmem[rows, :] * jnp.exp(old - new))
+        sums = [functools.reduce(jnp.add, exponentials, sum_vmem[rows, :] * jnp.exp(old - new))]
+        sum_vmem[rows, :] = sums[0]
         picked = [jnp.where(lane + number * LANES == label, logits, 0.0) for number, logits in enumerate(groups)]
-        picked_vmem[rows, :] = functools.reduce(jnp.add, picked, picked_vmem[rows, :])
+        sums.append(functools.reduce(jnp.add, picked, picked_vmem[rows, :]))
+        picked_vmem[rows, :] = sums[-1]
         if spec.total:
             present = [jnp.where(logits > LOWEST, logits, 0.0) for logits in groups]
-            total_vmem[rows, :] = functools.reduce(jnp.add, present, total_vmem[rows, :])
+            sums.append(functools.reduce(jnp.add, present, total_vmem[rows, :]))
+            total_vmem[rows, :] = sums[-1]
+        return functools.reduce(jnp.maximum, sums)
 
     subtiles = config.subtiles
 
@@ -135,10 +153,8 @@ def _kernel(
         before = place_of(jnp.where(is_first, subtiles - 1, number - 1), schedule)
         column = before.column + jnp.where(is_first, j - 1, j) * tile_n
 
-        def work(first: int, last: int) -> Array:
-            for chunk in range(first, last, rows_at_once):
-                absorb(before.row, chunk, column)
-            return sum_vmem[pl.ds(before.row + first, last - first), :]
+        def work(chunk: int) -> Array:
+            return absorb(before.row, chunk, column)
 
         place = place_of(number, schedule)
         logits = multiply_beside(schedule, x_vmem, w_vmem, place, work)

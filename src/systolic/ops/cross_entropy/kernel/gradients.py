@@ -3,9 +3,12 @@
 Grid: tiles of rows, then all tiles of the vocabulary. A tile of x and its float32 gradient stay in VMEM while w passes
 once. The errors are in VMEM only, in the operands' dtype.
 
-- recompute: the errors of one subtile are computed during the products of the next subtile's logits.
-- keep: the grid has one step more for each tile of rows, and products come a step after their errors: the errors of a
-  tile are computed during the products of the tile before, into the other one of two slots.
+The grid has one step more for each tile of rows, and the products of the gradients come a step after their errors, so
+that no errors wait for their own products:
+
+- recompute: the errors of one subtile are computed during the products of the next subtile's logits, those of the last
+  one during the products of the gradients of the tile before.
+- keep: the errors of a tile are computed during the products of the gradients of the tile before.
 """
 
 from __future__ import annotations
@@ -22,15 +25,22 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
-from systolic.kernels.subtiles import loop, times
-from systolic.ops.cross_entropy.kernel.gradient_parts import add_products, store_errors
+from systolic.kernels.subtiles import loop
+from systolic.ops.cross_entropy.kernel.gradient_parts import add_products, pieces, spread_rows, store_errors
 from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Inputs, Outputs, Scratch
-from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, chunk_rows, multiply_beside, place_of
+from systolic.ops.cross_entropy.kernel.logits import (
+    CHUNK_ROWS,
+    Place,
+    by_rows,
+    chunk_rows,
+    multiply_beside,
+    place_of,
+)
 from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, ROWS, LossSchedule
 from systolic.schedule import LANES
 from systolic.schedule.sizes import padded
 
-_LAST_ROWS = 256  # of the last subtile's errors at once: no product hides them, and short loops leave units idle
+_MOVED_ROWS = 256  # of errors from one ref to the other at once
 
 
 def loss_gradients(
@@ -56,7 +66,6 @@ def loss_gradients(
     dw_dtype = jnp.dtype(schedule.dw_dtype)
     cores, grid_m, grid_n = schedule.core_grid
     keeps = logits is not None
-    lag = int(keeps)
     sums_tile = schedule.depth, tiles.tile_n
 
     def of_rows(core: Any, i: Any, j: Any) -> tuple[Any, int]:
@@ -68,17 +77,22 @@ def loss_gradients(
     def of_logits(core: Any, i: Any, j: Any) -> tuple[Any, Any]:
         return jnp.minimum(core * grid_m + i, last_rows), jnp.minimum(j, grid_n - 1)
 
-    operands = Inputs(from_hbm(x), from_hbm(w), rows, None if logits is None else from_hbm(logits))
+    def of_next_w(core: Any, i: Any, j: Any) -> tuple[int, Any]:
+        return 0, jnp.minimum(j, grid_n - 1)
+
+    w = from_hbm(w)
+    operands = Inputs(from_hbm(x), w, None if keeps else w, from_hbm(logits) if keeps else None, rows)
     arrays = jax.tree.leaves(operands)
     ((dx, dw, _),) = pl.pallas_call(
         functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap),
-        grid=(cores, grid_m, grid_n + lag),
+        grid=(cores, grid_m, grid_n + 1),
         in_specs=[
             Inputs(
                 x_vmem=pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
-                w_vmem=pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - lag, 0))),
-                rows_vmem=pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
+                w_vmem=pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - 1, 0))),
+                next_w_vmem=None if keeps else pl.BlockSpec((schedule.depth, tiles.tile_n), of_next_w),
                 kept_vmem=pl.BlockSpec((tiles.tile_m, tiles.tile_n), of_logits) if keeps else None,
+                rows_vmem=pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
             )
         ],
         out_specs=[
@@ -97,8 +111,11 @@ def loss_gradients(
         ],
         scratch_shapes=[
             Scratch(
+                labels_vmem=pltpu.VMEM((tiles.tile_m, LANES), jnp.int32),
+                spread_vmem=pltpu.VMEM((3 + spec.total, tiles.tile_m, LANES), jnp.float32),
                 logits_vmem=None if keeps else pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
-                errors_vmem=pltpu.VMEM((schedule.errors_slots, tiles.tile_m, tiles.tile_n), x.dtype),
+                errors_vmem=pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
+                next_errors_vmem=pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
                 sums_vmem=pltpu.VMEM((DW_SLOTS, *sums_tile), jnp.float32),
                 read_sem=pltpu.SemaphoreType.DMA((DW_SLOTS,)),
                 write_sem=pltpu.SemaphoreType.DMA((DW_SLOTS,)),
@@ -120,97 +137,96 @@ def loss_gradients(
 def _kernel(
     inputs: Inputs, outputs: Outputs, scratch: Scratch, *, schedule: LossSchedule, soft_cap: float | None
 ) -> None:
-    w_vmem = inputs.w_vmem
+    core, i, j = (pl.program_id(axis) for axis in range(3))
+    grid_n, config = schedule.core_grid[2], schedule.config
+    recomputes = inputs.kept_vmem is None
     if schedule.stored_depth < schedule.depth:  # what a copy does not reach is garbage, by which zeros are multiplied
         rest = schedule.depth - schedule.stored_depth
-        w_vmem[pl.ds(schedule.stored_depth, rest), :] = jnp.zeros((rest, w_vmem.shape[1]), w_vmem.dtype)
-    run = _recompute if inputs.kept_vmem is None else _keep
-    run(schedule, soft_cap, GradientRefs(inputs, outputs, scratch))
-
-
-def _recompute(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs) -> None:
-    core, i, j = (pl.program_id(axis) for axis in range(3))
-    spec, config = schedule.spec, schedule.config
-    rows_at_once, subtiles, first_column = chunk_rows(schedule), config.subtiles, j * config.tiles.tile_n
+        for w_vmem in (inputs.w_vmem, inputs.next_w_vmem) if recomputes else (inputs.w_vmem,):
+            w_vmem[pl.ds(schedule.stored_depth, rest), :] = jnp.zeros((rest, w_vmem.shape[1]), w_vmem.dtype)
 
     @pl.when(j == 0)
     def _() -> None:
-        refs.outputs.dx_vmem[...] = jnp.zeros(refs.outputs.dx_vmem.shape, jnp.float32)
+        def clear(rows: Any) -> None:
+            outputs.dx_vmem[rows, :] = jnp.zeros((rows.size, schedule.depth), jnp.float32)
 
-    def convert(place: Any, chunk: Any) -> Array:
-        """Store the errors of a chunk of rows of the logits in VMEM."""
-        rows, column = pl.ds(place.row + chunk, rows_at_once), place.column + first_column
+        by_rows(config.tiles.tile_m, clear)
+        spread_rows(inputs.rows_vmem, scratch)
 
-        def store(group: int, errors: Array) -> None:
-            at = place.column + group
-            columns = pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), LANES)
-            refs.scratch.errors_vmem[0, rows, columns] = errors.astype(refs.scratch.errors_vmem.dtype)
-
-        columns_left = spec.n - column if spec.n % config.tiles.tile_n else None
-        logits = refs.scratch.logits_vmem.at[pl.ds(chunk, rows_at_once), :]
-        return store_errors(schedule, soft_cap, refs.inputs.rows_vmem[rows, :], column, columns_left, logits, store)
-
-    def subtile(number: Any) -> None:
-        before = place_of(jnp.maximum(number - 1, 0), schedule)
-
-        def work(first: int, last: int) -> Array:
-            return jnp.concatenate([convert(before, chunk) for chunk in range(first, last, rows_at_once)], axis=0)
-
-        refs.scratch.logits_vmem[...] = multiply_beside(
-            schedule, refs.inputs.x_vmem, refs.inputs.w_vmem, place_of(number, schedule), work
-        )
-
-    def errors() -> None:
-        # Before the first subtile, what is left in VMEM is converted, to be overwritten after the second.
-        loop(subtiles, subtile)
-        place = place_of(subtiles - 1, schedule)
-        at_once = math.gcd(config.subtile_m, _LAST_ROWS)
-
-        def rest(number: Any) -> None:
-            for chunk in range(0, at_once, rows_at_once):
-                convert(place, times(number, at_once) + chunk)
-
-        loop(config.subtile_m // at_once, rest)
-
-    add_products(schedule, refs, core, i, j, refs.scratch.errors_vmem.at[0], errors, lambda number: None)
-
-
-def _keep(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs) -> None:
-    core, i, j = (pl.program_id(axis) for axis in range(3))
-    spec, tiles = schedule.spec, schedule.config.tiles
-    first_row = (core * schedule.core_grid[1] + i) * tiles.tile_m
-    next_errors = refs.scratch.errors_vmem.at[lax.rem(j, jnp.int32(2))]
-
-    def convert(first: Any, n_rows: int) -> None:
-        """Store the errors of some rows of the logits in VMEM."""
-        rows, column = pl.ds(first, n_rows), j * tiles.tile_n
-
-        def store(group: int, errors: Array) -> None:
-            next_errors[rows, group : group + LANES] = errors.astype(refs.scratch.errors_vmem.dtype)
-
-        columns_left = spec.n - column if spec.n % tiles.tile_n else None
-        if spec.m != schedule.rows:  # rows of logits that are not there are garbage, by which zeros would be multiplied
-            row = lax.broadcasted_iota(jnp.int32, (n_rows, 1), 0)
-            columns_left = jnp.where(row < spec.m - first_row - first, spec.n - column, 0)
-        logits = refs.inputs.kept_vmem.at[rows, :]
-        store_errors(schedule, soft_cap, refs.inputs.rows_vmem[rows, :], column, columns_left, logits, store)
+    # Errors that wait for the products of the tile before: of the last subtile's logits, or of all that were kept.
+    last, rows = Place(row=0, column=0), config.tiles.tile_m
+    if recomputes:
+        last, rows = place_of(config.subtiles - 1, schedule), config.subtile_m
+        pl.when(j < grid_n)(functools.partial(_logits, schedule, soft_cap, inputs, scratch))
+    convert = functools.partial(_convert, schedule, soft_cap, inputs, scratch, last)
 
     @pl.when(j == 0)
     def _() -> None:
-        refs.outputs.dx_vmem[...] = jnp.zeros(refs.outputs.dx_vmem.shape, jnp.float32)
-        rows = math.gcd(tiles.tile_m, CHUNK_ROWS)
-        loop(tiles.tile_m // rows, lambda number: convert(times(number, rows), rows))
+        def chunk(rows: Any) -> None:
+            convert(rows.start, rows.size)
 
-    part_rows = padded(-(-tiles.tile_m * schedule.gradient_part // schedule.depth), ROWS)
-    at_once = math.gcd(part_rows, CHUNK_ROWS)
+        by_rows(rows, chunk)
 
-    def beside(number: Any) -> None:
-        # The last part may begin with rows of the part before.
-        first = jnp.minimum(number * part_rows, tiles.tile_m - part_rows)
-        for chunk in range(0, part_rows, at_once):
-            convert(pl.multiple_of(first + chunk, ROWS), at_once)
+    piece_rows = padded(-(-rows // pieces(schedule)), ROWS)
+    at_once = math.gcd(piece_rows, CHUNK_ROWS)
+
+    def beside(number: Any) -> list[Array]:
+        # The last pieces may begin with rows of the piece before.
+        first = jnp.minimum(number * piece_rows, rows - piece_rows)
+        return [convert(pl.multiple_of(first + chunk, ROWS), at_once) for chunk in range(0, piece_rows, at_once)]
 
     @pl.when(j > 0)
     def _() -> None:
-        errors = refs.scratch.errors_vmem.at[lax.rem(j - 1, jnp.int32(2))]
-        add_products(schedule, refs, core, i, j - 1, errors, lambda: None, beside)
+        add_products(schedule, GradientRefs(inputs, outputs, scratch), core, i, j - 1, beside)
+
+    def move(rows: Any) -> None:
+        scratch.errors_vmem[rows, :] = scratch.next_errors_vmem[rows, :]
+
+    by_rows(config.tiles.tile_m, move, _MOVED_ROWS)
+
+
+def _logits(schedule: LossSchedule, soft_cap: float | None, inputs: Inputs, scratch: Scratch) -> None:
+    """Compute the logits of a tile, and the errors of all but its last subtile."""
+    rows_at_once = chunk_rows(schedule)
+
+    def subtile(number: Any) -> None:
+        # Before the first subtile, what is left in VMEM is converted, to be overwritten later.
+        before = place_of(jnp.maximum(number - 1, 0), schedule)
+
+        def work(chunk: int) -> Array:
+            return _convert(schedule, soft_cap, inputs, scratch, before, chunk, rows_at_once)
+
+        scratch.logits_vmem[...] = multiply_beside(
+            schedule, inputs.x_vmem, inputs.next_w_vmem, place_of(number, schedule), work
+        )
+
+    loop(schedule.config.subtiles, subtile)
+
+
+def _convert(
+    schedule: LossSchedule,
+    soft_cap: float | None,
+    inputs: Inputs,
+    scratch: Scratch,
+    place: Place,
+    row: Any,
+    n_rows: int,
+) -> Array:
+    """Store the errors of rows of the logits in VMEM, which begin at a place of the step's tile."""
+    core, i, j = (pl.program_id(axis) for axis in range(3))
+    spec, tiles = schedule.spec, schedule.config.tiles
+    rows, column = pl.ds(place.row + row, n_rows), place.column + j * tiles.tile_n
+
+    def store(group: int, errors: Array) -> None:
+        at = place.column + group
+        columns = pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), LANES)
+        scratch.next_errors_vmem[rows, columns] = errors.astype(scratch.next_errors_vmem.dtype)
+
+    columns_left = spec.n - column if spec.n % tiles.tile_n else None
+    if inputs.kept_vmem is not None and spec.m != schedule.rows:
+        # Rows of logits that are not there are garbage, by which zeros would be multiplied.
+        present = spec.m - (core * schedule.core_grid[1] + i) * tiles.tile_m - place.row - row
+        columns_left = jnp.where(lax.broadcasted_iota(jnp.int32, (n_rows, 1), 0) < present, spec.n - column, 0)
+    logits_vmem = scratch.logits_vmem if inputs.kept_vmem is None else inputs.kept_vmem
+    logits = logits_vmem.at[pl.ds(row, n_rows), :]
+    return store_errors(schedule, soft_cap, rows, column, columns_left, logits, scratch, store)
