@@ -20,6 +20,7 @@ from systolic.simulator.assumptions import (
     end_cycles,
     never_ends,
 )
+from systolic.simulator.collector import with_rare_collections
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.device import DeviceModel
 from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords
@@ -76,6 +77,7 @@ class PreparedProgram:
     sparse_images: bytes = b""  # of theirs in HBM
     slice_facts: SliceFacts | None = None  # of a program for many devices
 
+    @with_rare_collections()
     def run(
         self,
         chip: Chip,
@@ -117,6 +119,7 @@ class PreparedProgram:
         simulated = self._simulated(chip, run.cores, run.sparse_cores, prefetch=run.prefetch_cycles, assumed=assumed)
         return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
+    @with_rare_collections()
     def run_slice(
         self,
         shape: SliceShape,
