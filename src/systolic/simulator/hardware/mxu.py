@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -179,12 +180,8 @@ class Mxus:
         self._state: Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
         self.stalls = [0] * len(segments)  # cycles, by segment
         self._lane_stalls = [0] * len(segments)  # those of them on cross-lane units
+        self.stall_cycles = 0  # in which the core waited for the MXUs or their results
         self.busy_cycles = 0
-
-    @property
-    def stall_cycles(self) -> int:
-        """Cycles in which the core waited for the MXUs or their results."""
-        return sum(self.stalls) - sum(self._lane_stalls)
 
     def stalls_by_block(self) -> dict[int, tuple[int, int]]:
         """Add up the stall cycles of each basic block: all of them, and those on MXUs."""
@@ -200,9 +197,10 @@ class Mxus:
 
     def repeat(self, time: int, alone: Mxus) -> None:
         """Add counts of other units for the same segments at a time; see `repeated_calls`."""
-        self.stalls = [mine + theirs for mine, theirs in zip(self.stalls, alone.stalls, strict=True)]
-        pairs = zip(self._lane_stalls, alone._lane_stalls, strict=True)
-        self._lane_stalls = [mine + theirs for mine, theirs in pairs]
+        for mine, theirs in ((self.stalls, alone.stalls), (self._lane_stalls, alone._lane_stalls)):
+            if any(theirs):
+                mine[:] = map(operator.add, mine, theirs)
+        self.stall_cycles += alone.stall_cycles
         self.busy_cycles += alone.busy_cycles
         self._at, self._state = time + alone._at, alone._state
 
@@ -219,6 +217,7 @@ class Mxus:
         stall = cycles - self._segments[segment].cycles
         self.stalls[segment] += stall
         self._lane_stalls[segment] += on_lanes
+        self.stall_cycles += stall - on_lanes
         self.busy_cycles += busy
         if self._timeline is not None:
             self._timeline.add("matrix", time, self._at, f"{stall} cycles stalled" if stall else "", busy)

@@ -42,7 +42,7 @@ class Predicate:
         return self.register is None and self.constant == self.negated
 
 
-# Not frozen, as other records are, because a program has a million of them and a frozen one takes twice as long to make.
+# Not frozen as other records are: a program has a million of them, and a frozen one takes twice as long to make.
 @dataclass(slots=True, unsafe_hash=True)
 class Instruction:
     """One instruction. `dest` and registers in `operands` keep the listing's form `%virtual_physical`."""
@@ -140,8 +140,8 @@ class _Pieces:
 
     def __init__(self, *, loads: bool) -> None:
         self.loads = loads
-        kinds = [entry for entry in TENSOR_CORE.entries if entry.is_vector and (loads or entry.kind != "vector load")]
-        names = (re.escape(entry.name[1:].removesuffix("*")) + r"(?![\w.\-])" * (entry.name[-1] != "*") for entry in kinds)
+        kept = [entry for entry in TENSOR_CORE.entries if entry.is_vector and (loads or entry.kind != "vector load")]
+        names = (re.escape(entry.name[1:].removesuffix("*")) for entry in kept)
         left_out = rf"\s*(?:%\S+ = )?v(?!{'|'.join(names)})"
         piece = rf"(?!{left_out})([^;]*+(?:;(?!;)[^;]*+)*+)"
         self._first, self._others = re.compile(piece, re.ASCII), re.compile(f";;{piece}", re.ASCII)
