@@ -214,6 +214,7 @@ class Core:
             return any(
                 self._memory.knows(operand.space or "", self._first_word(operand.space or "", at), self._words(operand))
                 for operand, at in places
+                if not isinstance(at, Unknown)
             )
 
         flags = self._parts.device.dma.own_flags(self.number, name, time)

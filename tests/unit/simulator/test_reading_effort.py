@@ -44,7 +44,7 @@ def test_the_collector_rests_while_listings_are_read(
 
 @pytest.mark.parametrize("threshold", [(700, 10, 10), (0, 10, 10), (10**6, 5, 5)])
 def test_collections_are_rare_while_a_program_runs(threshold: tuple[int, int, int]) -> None:
-    before = gc.get_threshold()
+    before = meanwhile = gc.get_threshold()
     try:
         gc.set_threshold(*threshold)
         with pytest.raises(SimulationError), with_rare_collections():  # noqa: PT012

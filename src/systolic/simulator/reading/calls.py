@@ -27,7 +27,7 @@ class CallOperand:
     is_constant: bool
     dtype: str  # HLO's name: s32, bf16
     shape: tuple[int, ...]
-    padded_words: int = field(init=False)  # that it takes in memory at most
+    padded_words: int = field(init=False, repr=False, compare=False)  # that it takes in memory at most
 
     def __post_init__(self) -> None:
         size = _ELEMENT_BYTES.get(self.dtype, 4)
