@@ -64,7 +64,7 @@ PARTS = [
     "core_records",
     "records",
 ]
-PARTS += ["results", "op_totals", "source_lines", "traits", "assumptions", "translating", "sparse_core"]
+PARTS += ["collector", "results", "op_totals", "source_lines", "traits", "assumptions", "translating", "sparse_core"]
 PARTS += ["other_devices", "device_detours", "meeting", "core_parts", "sequencer", "executed_alone", "repeated_calls"]
 PARTS += ["device_setup"]
 PARTS += ["core_results", "core", "device", "slice", "run", "preparation", "__init__"]

@@ -207,16 +207,14 @@ class Core:
     ) -> CoreCall | None:
         """Return a call that may be looked up; None for others."""
         setup, name = self._setup, translation.name
-        places = {
-            operand: registers.get(operand.register, COMPUTED)
-            for operand in translation.operands
-            if operand.is_input and operand.space
-        }
+        inputs = [operand for operand in translation.operands if operand.is_input and operand.space]
+        places = [(operand, registers.get(operand.register, COMPUTED)) for operand in inputs]
 
-        def knows(operand: CallOperand, at: int | Unknown) -> bool:
-            space = operand.space or ""
-            return not isinstance(at, Unknown) and self._memory.knows(
-                space, self._first_word(space, at), self._words(operand)
+        def knows_inputs() -> bool:
+            return any(
+                self._memory.knows(operand.space or "", self._first_word(operand.space or "", at), self._words(operand))
+                for operand, at in places
+                if not isinstance(at, Unknown)
             )
 
         flags = self._parts.device.dma.own_flags(self.number, name, time)
@@ -225,13 +223,14 @@ class Core:
             or name in setup.assumed
             or flags is None
             or not self._mxus[name].is_idle(time)
-            or any(isinstance(at, Unknown) for at in places.values())
+            or any(isinstance(at, Unknown) for _, at in places)
         ):
             return None
+        known_now = knows_inputs() if self._parts.device.meeting.cores > 1 else None  # before other cores' calls
         return CoreCall(
             core=self.number,
             time=time,
-            knows_inputs=any(knows(operand, at) for operand, at in places.items()),
+            knows_inputs=knows_inputs if known_now is None else lambda: known_now,
             mxus=partial(self._new_mxus, name),
             flags=flags,
             iterations=self._iterations,
@@ -240,8 +239,8 @@ class Core:
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
         """Apply the recorded execution of a call."""
         time -= execution.begin_cycles
-        end = execution.begin_cycles + execution.cycles
-        self._parts.device.dma.repeat(self.number, translation.name, end, execution.dma)
+        last = execution.begin_cycles + execution.cycles
+        self._parts.device.dma.repeat(self.number, translation.name, last, execution.dma)
         self._mxus[translation.name].repeat(time, execution.mxus)
         self._memory.repeat(execution.memory.scalar_words, execution.memory.overwritten)
         if self._timeline is not None and execution.timeline is not None:

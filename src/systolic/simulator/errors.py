@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 # Exceptions of Python for a misread text: an operand too few, a number of too many digits.
@@ -41,12 +41,13 @@ class UnknownTimeError(UnknownValueError):
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Turn errors of reading a damaged text into SimulationError, which names the text as `what`."""
+def reading(what: str | Callable[[], str]) -> Iterator[None]:
+    """Turn errors of reading a damaged text into SimulationError, which names the text as `what`, or as it returns."""
     try:
         yield
     except _MALFORMED as error:
-        raise SimulationError(f"{what} is not understood: {type(error).__name__}: {str(error)[:200]}") from error
+        name = what if isinstance(what, str) else what()
+        raise SimulationError(f"{name} is not understood: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def check_most(count: int, limit: int, what: str) -> None:

@@ -92,7 +92,7 @@ class CoreCall:
 
     core: int
     time: int
-    knows_inputs: bool  # contents of some input are known
+    knows_inputs: Callable[[], bool]  # contents of some input are known; to be asked at the time of the call
     mxus: Callable[[Timeline | None], Mxus]  # makes matrix units in which nothing is under way
     flags: OwnFlags  # counts of the operation's own flags
     iterations: IterationBudget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +34,10 @@ class OpTotals:
         self.calls += 1
         self.end = end
         self.cycles += end - begin
-        self.spent.update(spent)
-        pairs = zip(self.block_counts or (0,) * len(block_counts), block_counts, strict=True)
-        self.block_counts = tuple(map(sum, pairs))
+        for what, count in spent.items():
+            self.spent[what] += count
+        before = self.block_counts
+        self.block_counts = tuple(map(operator.add, before, block_counts)) if before else tuple(block_counts)
         self.loop = loop
 
     def regions(

@@ -121,6 +121,7 @@ class OpcodeTable(dict[str, Opcode]):
             else:
                 self[entry.name] = entry
         self._families.sort(key=lambda entry: -len(entry.name))
+        self.entries = (*self.values(), *self._families)
 
     def __missing__(self, opcode: str) -> Opcode:
         families = (entry for entry in self._families if opcode.startswith(entry.name[:-1]))

@@ -20,7 +20,7 @@ class RemoteTarget:
     remote: bool  # to be found at a place of the slice; else the copy stays in its device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there is one for each copy that is executed
 class RemoteCopy:
     """A copy to a device of the slice, perhaps to the sender itself."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from systolic.chips import Chip
+from systolic.simulator.collector import without_collector
 from systolic.simulator.core_records import VmemBuffer
 from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.errors import SimulationError, reading
@@ -31,23 +30,7 @@ _RESULTS_FROM = (1 << 28) - (1 << 20)
 _PREFETCH = "cross_program_prefetch_index="  # in the HLO, of the copy of an argument that begins before the call
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pause Python's garbage collector, which scans all objects again and again while their number grows.
-
-    Reading a program makes millions of objects and no cycles; the collector took a quarter of the time.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@_without_collector()
+@without_collector()
 def prepare_listings(
     listings: Mapping[str, str],
     chip: Chip,

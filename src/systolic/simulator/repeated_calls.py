@@ -126,7 +126,9 @@ class RepeatedCalls:
             last=pipe.last if pipe_cycles else ("", 0.0),
             cores=tuple((call.core, call.time - time, call.flags) for call in calls),
         )
-        at_full_rate = replace(begin, pipe_cycles=round(pipe_cycles * pipe.left, _PIPE_DIGITS), left=1.0)
+        at_full_rate = begin
+        if pipe.left < 1.0:
+            at_full_rate = replace(begin, pipe_cycles=round(pipe_cycles * pipe.left, _PIPE_DIGITS), left=1.0)
         try:
             executions = self.execution(operation, at_full_rate, calls)
         except SimulationError:
@@ -237,7 +239,7 @@ class _Lookup:
 def _makes_known_results(calls: Sequence[CoreCall], executions: Sequence[Execution]) -> bool:
     """True if what is known of inputs may be known of results."""
     passes_on = any(execution.memory.passes_inputs_on for execution in executions)
-    return passes_on and any(call.knows_inputs for call in calls)
+    return passes_on and any(call.knows_inputs() for call in calls)
 
 
 def _may_be_closed(translation: Translation) -> bool:

@@ -20,6 +20,7 @@ from systolic.simulator.assumptions import (
     end_cycles,
     never_ends,
 )
+from systolic.simulator.collector import with_rare_collections
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.device import DeviceModel
 from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords
@@ -76,6 +77,7 @@ class PreparedProgram:
     sparse_images: bytes = b""  # of theirs in HBM
     slice_facts: SliceFacts | None = None  # of a program for many devices
 
+    @with_rare_collections()
     def run(
         self,
         chip: Chip,
@@ -104,12 +106,11 @@ class PreparedProgram:
           DeadlockError: it waits for something that does not come.
         """
         check_constants(chip.machine, self.prepared_for)
-        base = self._setup(chip, spans, remember=remember)
-        base = replace(base, parameters=self._known(parameters), operand_words=operand_words)
+        known = self._known(parameters)
+        base = replace(self._setup(chip, spans, remember=remember), parameters=known, operand_words=operand_words)
 
         def device(attempt: Attempt) -> DeviceRun:
-            kept_spans = spans if attempt.progression == ZEROS else 0
-            setup = base.of_attempt(attempt)
+            setup, kept_spans = base.of_attempt(attempt), spans if attempt.progression == ZEROS else 0
             run = _run_device(setup, kept_spans)
             return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, lambda cold: _run_device(cold, 0)))
 
@@ -117,6 +118,7 @@ class PreparedProgram:
         simulated = self._simulated(chip, run.cores, run.sparse_cores, prefetch=run.prefetch_cycles, assumed=assumed)
         return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
+    @with_rare_collections()
     def run_slice(
         self,
         shape: SliceShape,
@@ -158,12 +160,10 @@ class PreparedProgram:
         contents = PartitionContents(
             parameters=tuple(map(self._known, parameters or [()] * len(assignment))), operand_words=tuple(operand_words)
         )
-
         base = self._setup(chip, spans, remember=remember)
 
         def devices(attempt: Attempt) -> DevicesRun:
-            kept_spans = spans if attempt.progression == ZEROS else 0
-            setup = base.of_attempt(attempt)
+            setup, kept_spans = base.of_attempt(attempt), spans if attempt.progression == ZEROS else 0
             again = partial(run_devices, where=where, facts=facts, contents=contents, spans=0, one_for_all=one_for_all)
             run = again(setup, spans=kept_spans)
             return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, again))

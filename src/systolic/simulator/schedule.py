@@ -14,6 +14,8 @@ from systolic.simulator.errors import DeadlockError
 Running = Generator[float | None, None, float]
 
 _MAX_STUCK_PLACES = 8  # in a deadlock's message: a slice of v7x has thousands of programs
+_Entry = tuple[float, int, int, int | Callable[[], None]]  # time, turn, program, and which of its parkings it ends
+_NOT_PARKED = (0.0, 0)
 _EVENT = -1  # in place of a program's number: an event that is not a program's
 
 
@@ -28,28 +30,24 @@ class Schedule:
     """Run programs together: copies enter a common pipe in order of time.
 
     A program that yields None has called `wait_for` with the object that it waits for, and is tried again when that
-    changes. Without this call it is tried again after any change.
+    changes.
 
     Args:
-      changes: counts changes, for programs that did not call `wait_for`.
       patient: future landings wake no program, because something sent later may land earlier. Within one device the
         order of landings is the order of sending.
     """
 
-    def __init__(self, changes: Callable[[], int] = lambda: 0, *, patient: bool = False) -> None:
-        self._changes = changes
+    def __init__(self, *, patient: bool = False) -> None:
         self.patient = patient
         self.now = 0.0  # the time up to which everything has been simulated
-        self._entries: list[tuple[float, int, int, int | Callable[[], None]]] = []  # (time, turn, program, parking)
+        self._entries: list[_Entry] = []
         self._turns = 0
         self._programs: list[Running] = []
         self._stuck: list[Callable[[], str]] = []
         self._running = _EVENT
         self._parked: dict[int, tuple[float, int]] = {}  # program → since when, and which of its parkings it is
         self._parkings = 0
-        self._said = False  # True if the running program has called `wait_for`
         self._due: float | None = None
-        self._silent: set[int] = set()  # programs that did not call `wait_for`
         self._woken: list[int] = []
 
     def start(self, time: float, program: Running, stuck: Callable[[], str]) -> None:
@@ -65,62 +63,65 @@ class Schedule:
     def wait_for(self, what: Waited, due: float | None = None) -> None:
         """Record that the running program can't continue before `what` has changed, or before a known time."""
         what.waiting.append(self._running)
-        self._said, self._due = True, due
+        self._due = due
 
     def changed(self, what: Waited) -> None:
         if what.waiting:
             self._woken += what.waiting
             what.waiting.clear()
 
-    def _push(self, time: float, program: int, parking: int | Callable[[], None]) -> None:
-        heapq.heappush(self._entries, (time, self._turns, program, parking))
+    def _entry(self, time: float, program: int, parking: int | Callable[[], None]) -> _Entry:
         self._turns += 1
+        return (time, self._turns, program, parking)
+
+    def _push(self, time: float, program: int, parking: int | Callable[[], None]) -> None:
+        heapq.heappush(self._entries, self._entry(time, program, parking))
 
     def run(self) -> list[float]:
         """Run all programs, with those added meanwhile; return when each ends. Raise DeadlockError if all wait."""
         ends: dict[int, float] = {}
-        while self._entries:
-            time, _, program, parking = heapq.heappop(self._entries)
+        entries, parked = self._entries, self._parked
+        goes_on: _Entry | None = None  # of the program that has just had its turn
+        while entries or goes_on is not None:
+            time, _, program, parking = (
+                heapq.heappop(entries) if goes_on is None else heapq.heappushpop(entries, goes_on)
+            )
+            goes_on = None
             if program == _EVENT:
                 self.now = max(self.now, time)
                 assert callable(parking)
                 parking()
-            elif not parking or self._parked.get(program, (0, 0))[1] == parking:
-                self._parked.pop(program, None)
+            elif not parking or parked.get(program, _NOT_PARKED)[1] == parking:
+                parked.pop(program, None)
                 self.now = max(self.now, time)
-                self._step(time, program, ends)
+                goes_on = self._step(time, program, ends)
             if self._woken:
                 self._wake(self._woken)
                 self._woken = []
-        if self._parked:
-            raise DeadlockError(_deadlock_words([self._stuck[program]() for program in self._parked]))
+        if parked:
+            raise DeadlockError(_deadlock_words([self._stuck[program]() for program in parked]))
         return [ends[program] for program in range(len(self._programs))]
 
-    def _step(self, time: float, program: int, ends: dict[int, float]) -> None:
-        before = self._changes()
-        self._running, self._said, self._due = program, False, None
+    def _step(self, time: float, program: int, ends: dict[int, float]) -> _Entry | None:
+        """Let a program act; return its next turn, None if it ended or waits."""
+        self._running, self._due = program, None
         try:
             request = next(self._programs[program])
         except StopIteration as end:
             ends[program] = end.value
-        else:
-            if request is None:
-                self._park(time, program)
-            else:
-                self._push(request, program, 0)
-        if self._silent and self._changes() != before:
-            self._wake(self._silent)
-            self._silent.clear()
+            return None
+        if request is None:
+            self._park(time, program)
+            return None
+        return self._entry(request, program, 0)
 
     def _park(self, since: float, program: int) -> None:
         self._parkings += 1
         self._parked[program] = (since, self._parkings)
-        if not self._said:
-            self._silent.add(program)
-        elif self._due is not None:
+        if self._due is not None:
             self._push(self._due, program, self._parkings)
 
-    def _wake(self, programs: list[int] | set[int]) -> None:
+    def _wake(self, programs: list[int]) -> None:
         """Try programs again, in the order in which they began to wait."""
         result = {program: self._parked.pop(program) for program in programs if program in self._parked}
         for program, (since, _) in sorted(result.items(), key=lambda entry: entry[1]):

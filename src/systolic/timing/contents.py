@@ -107,6 +107,8 @@ class KernelContents:
 
         None if the program's own copies bring the contents.
         """
+        if name not in self._hlo.kernels:
+            return None
         key = name, call, index
         if self._first is not None:
             words = self._first.operand_words(*key)
@@ -126,7 +128,7 @@ class KernelContents:
 
     def _looked_up(self, name: str, call: int, index: int) -> Contents | None:
         shape = self._hlo.operand_shape(name, index)
-        if name not in self._hlo.kernels or shape is None:
+        if shape is None:
             return None
         if math.prod(shape.sizes) > _MAX_ELEMENTS:
             return None

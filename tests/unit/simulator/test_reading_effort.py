@@ -11,7 +11,10 @@ import pytest
 from simulator_listings import V5E, listing
 
 from systolic.simulator import SimulationError, preparation, prepare_listings
+from systolic.simulator.collector import with_rare_collections
+from systolic.simulator.opcodes import TENSOR_CORE
 from systolic.simulator.reading.blocks import Block
+from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.translating import detours
 
 
@@ -37,6 +40,79 @@ def test_the_collector_rests_while_listings_are_read(
     finally:
         gc.enable()
     assert meanwhile == [False]
+
+
+@pytest.mark.parametrize("threshold", [(700, 10, 10), (0, 10, 10), (10**6, 5, 5)])
+def test_collections_are_rare_while_a_program_runs(threshold: tuple[int, int, int]) -> None:
+    before = meanwhile = gc.get_threshold()
+    try:
+        gc.set_threshold(*threshold)
+        with pytest.raises(SimulationError), with_rare_collections():  # noqa: PT012
+            meanwhile = gc.get_threshold()
+            raise SimulationError
+        assert gc.get_threshold() == threshold
+    finally:
+        gc.set_threshold(*before)
+    assert meanwhile[0] == (0 if threshold[0] == 0 else max(threshold[0], 100_000))
+
+
+VECTORS = ("%v1_v1 = vadd.f32 %v2_v2, %v3_v3", "%5 = vst [vmem:[%s1_s1] sm:$0xff] /*vst_source=*/%v1_v1")
+KEPT = "%v4_v4 = vpop.f32.mrf.mxu0"
+
+
+@pytest.mark.parametrize("comment", ["/* plain */", "/* a ;; b */", "/* a /* in it */ b */", "/* } */", "/* ; / * */"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{c} %s1_s1 = smov 4  ;;  V  ;;  K",
+        "%s1_s1 = smov 4 {c}  ;;  V  ;;  K",
+        "V  ;;  %s1_s1 = smov {c} 4  ;;  V  ;;  K",
+        "K  ;;  V {c}  ;;  %s1_s1 = smov 4  ;;",
+        "V  ;;  {c} K  ;; {c} V  ;;  %s1_s1 = smov 4",
+    ],
+)
+def test_an_instruction_is_found_whatever_comments_say(form: str, comment: str) -> None:
+    code = form.replace("V", "  ;;  ".join(VECTORS)).replace("K", KEPT)
+    plain, commented = (
+        parse_listing("TLP", f"  0   : > {{ {code.replace('{c}', text)} }} /* Start region 3 */\n").bundles[0]
+        for text in ("", comment)
+    )
+    assert {instruction.opcode for instruction in plain.instructions} == {"smov", "vpop.f32.mrf.mxu0"}
+    for instruction, other in zip(plain.instructions, commented.instructions, strict=True):
+        assert (instruction.opcode, instruction.dest, instruction.operands) == (
+            other.opcode,
+            other.dest,
+            other.operands,
+        )
+    assert commented.vector_count == plain.vector_count == code.count(" = v") - code.count("vpop")
+    assert commented.region_starts == (3,)
+    comments = [instruction.comment for instruction in commented.instructions]
+    own = comment[2:-2].strip()
+    if " V {c}" in form:  # of a vector instruction, which is not kept
+        assert comments == ["", ""]
+    else:
+        assert comments.count(own) == 1
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_every_vector_instruction_of_the_table_is_kept(loads: bool) -> None:
+    pushed = "  ;;  %6 = vpush %v9_v9" if loads else ""
+    for entry in TENSOR_CORE.entries:
+        if not entry.is_vector or entry.kind in ("vector move", "vector load"):
+            continue
+        opcode = entry.name.replace("*", ".x")
+        text = f"  0   : > {{ {VECTORS[0]}  ;;  %v7_v7 = {opcode} %v8_v8{pushed} }}\n"
+        opcodes = [instruction.opcode for instruction in parse_listing("TLP", text).instructions()]
+        assert opcodes == [opcode, "vpush"][: 1 + loads], entry
+
+
+@pytest.mark.parametrize(("opcode", "places"), [("vpush", ["[vmem:[#allocation1] sm:$0xff]"]), ("vpop.sfrf", [])])
+def test_loads_are_kept_if_the_scalar_side_may_see_them(opcode: str, places: list[str]) -> None:
+    load = "%v1_v1 = vld [vmem:[#allocation1] sm:$0xff]  ;;  %v2_v2 = vld [vmem:[#allocation2] sm:$0x1]"
+    text = f"  0   : > {{ {load}  ;;  %7 = {opcode} %v1_v1 }}\n"
+    instructions = [*parse_listing("TLP", text).instructions()]
+    assert [*instructions[0].operands] == places if places else instructions[0].opcode == opcode
+    assert len(instructions) == 1 + len(places)
 
 
 def blocks(*targets: tuple[int | None, int | None]) -> list[Block]:

@@ -152,7 +152,8 @@ class DmaEngine:
         counts.overhead_cycles += self._machine.dma_issue_cycles
         counts.copies += 1
         counts.sizes[source, destination, size, run_bytes] += 1
-        check_most(len(counts.sizes), _MAX_SIZES, "sizes of copies")
+        if len(counts.sizes) > _MAX_SIZES:
+            check_most(len(counts.sizes), _MAX_SIZES, "sizes of copies")
         if source == "hbm":
             counts.hbm_read_bytes += size
         return time + self._machine.dma_issue_cycles, size
@@ -199,9 +200,10 @@ class DmaEngine:
         flag.label = label
         landing = flag.landing
         landing.append((time, granules))
-        check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
-        if len(landing) > 1 and landing[-2][0] > time:
-            flag.landing = deque(sorted(landing))
+        if len(landing) > 1:
+            check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
+            if landing[-2][0] > time:
+                flag.landing = deque(sorted(landing))
 
     def wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
         """Wait until `flag` counts `granules`.

@@ -21,7 +21,11 @@ class DmaCounts:
     sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
 
     def add(self, others: DmaCounts) -> None:
-        for name in (counted.name for counted in fields(self)):
-            if name != "sizes":
-                setattr(self, name, getattr(self, name) + getattr(others, name))
-        self.sizes.update(others.sizes)
+        for name in _COUNTS:
+            if count := getattr(others, name):
+                setattr(self, name, getattr(self, name) + count)
+        for copy, count in others.sizes.items():
+            self.sizes[copy] += count
+
+
+_COUNTS = tuple(counted.name for counted in fields(DmaCounts) if counted.name != "sizes")

@@ -8,8 +8,9 @@ Addresses in HBM and VMEM count words of four bytes here.
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from systolic.simulator.errors import check_most
@@ -37,6 +38,10 @@ class _Buffer:
     contents: Contents
     skip: int  # words of `contents` before the buffer's first
     brought: bool = True  # by the program itself; else by the caller of the operation
+    last: int = field(init=False)  # word
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "last", self.first + self.size - 1)
 
     def words(self, first: int, size: int) -> Words | Unknown:
         contents = self.contents()
@@ -44,6 +49,9 @@ class _Buffer:
             return contents
         begin = first - self.first + self.skip
         return contents[begin : begin + size]
+
+
+_FIRST, _LAST = operator.attrgetter("first"), operator.attrgetter("last")
 
 
 class Memory:
@@ -99,7 +107,7 @@ class Memory:
     def knows(self, space: str, first: int, size: int) -> bool:
         """True if anything is known of some words outside scalar memory."""
         buffers = self._buffers.get(space, [])
-        at = bisect.bisect_left(buffers, first, key=lambda b: b.first + b.size - 1)
+        at = bisect.bisect_left(buffers, first, key=_LAST)
         while at < len(buffers) and buffers[at].first < first + size:
             if not isinstance(buffers[at].contents(), Unknown):
                 return True
@@ -117,7 +125,7 @@ class Memory:
         self.forget(space, buffer.first, buffer.size)
         buffers = self._buffers.setdefault(space, [])
         check_most(len(buffers), _MAX_BUFFERS, f"buffers in {space}")
-        bisect.insort(buffers, buffer, key=lambda b: b.first)
+        bisect.insort(buffers, buffer, key=_FIRST)
 
     def forget(self, space: str, first: int, size: int) -> None:
         """Mark words as not known."""
@@ -127,7 +135,7 @@ class Memory:
         buffers = self._buffers.get(space)
         if not buffers:
             return
-        at = bisect.bisect_left(buffers, first, key=lambda b: b.first + b.size - 1)
+        at = bisect.bisect_left(buffers, first, key=_LAST)
         while at < len(buffers) and buffers[at].first < first + size:
             del buffers[at]
 
@@ -210,7 +218,7 @@ class Memory:
 
     def _buffer(self, space: str, address: int) -> _Buffer | None:
         buffers = self._buffers.get(space, [])
-        at = bisect.bisect_right(buffers, address, key=lambda b: b.first) - 1
+        at = bisect.bisect_right(buffers, address, key=_FIRST) - 1
         if at < 0 or address >= buffers[at].first + buffers[at].size:
             return None
         return buffers[at]

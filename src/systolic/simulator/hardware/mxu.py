@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ _LANES = "lanes"
 _LANE_UNITS = 3  # at most, by the names in listings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see `Instruction`
 class MatrixOp:
     """One `vmatmul` (with rows and results), `vmatpush` (with neither) or `vpop` (with a result), at its cycle.
 
@@ -51,6 +52,10 @@ class MatrixOp:
     results: int  # vector registers of results
     condition: int | None  # the number of the segment's condition that has to hold; None: always
 
+    def at(self, offset: int, condition: int | None) -> MatrixOp:
+        """Return the same operation at another cycle, under a condition."""
+        return MatrixOp(offset, self.unit, self.operand_type, self.rows, self.place, self.results, condition)
+
     @property
     def is_pop(self) -> bool:
         return self.rows == 0 and self.results > 0
@@ -60,31 +65,47 @@ class MatrixOp:
         return self.results == 0
 
 
-def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> list[MatrixOp]:
-    """Read the work of a `vmatmul`, `vmatpush` or `vpop`; nothing for other instructions.
+class MatrixReader:
+    """Reads the work of instructions of the matrix and cross-lane units."""
 
-    Raises:
-      SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
-    """
+    def __init__(self, machine: MachineModel) -> None:
+        self._machine = machine
+        self._known: dict[tuple[str, str], list[MatrixOp]] = {}  # a program repeats a few opcodes and places
+
+    def ops(self, instruction: Instruction, offset: int, condition: int | None) -> list[MatrixOp]:
+        """Read the work of a `vmatmul`, `vmatpush` or `vpop`; nothing for other instructions.
+
+        Raises:
+          SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
+        """
+        first = instruction.operands[0] if instruction.operands else ""
+        key = instruction.opcode, first if first.startswith("[") else ""
+        ops = self._known.get(key)
+        if ops is None:
+            ops = self._known[key] = _matrix_ops(instruction, self._machine)
+        return [op.at(offset, condition) for op in ops]
+
+
+def _matrix_ops(instruction: Instruction, machine: MachineModel) -> list[MatrixOp]:
     opcode, kind = instruction.opcode, instruction.traits.kind
     if kind == "matmul":
-        return [_matmul(instruction, offset, machine, condition)]
+        return [_matmul(instruction, machine)]
     if kind == "weight push":
-        return [MatrixOp(offset, int(unit), "", 0, None, 0, condition) for unit in _UNIT.findall(opcode)]
+        return [MatrixOp(0, int(unit), "", 0, None, 0, None) for unit in _UNIT.findall(opcode)]
     if kind == "result pop" and "mr" in opcode:
         place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
         if place:
-            return [MatrixOp(offset, int(place.group(2)), "", 0, int(place.group(1)), 1, condition)]
+            return [MatrixOp(0, int(place.group(2)), "", 0, int(place.group(1)), 1, None)]
         units = _UNIT.findall(opcode)  # one, or two whose results are added on the way out
         if not units:
             raise SimulationError(f"a result is popped without naming a matrix unit: {instruction.text}")
-        return [MatrixOp(offset, int(unit), "", 0, None, 1, condition) for unit in units]
+        return [MatrixOp(0, int(unit), "", 0, None, 1, None) for unit in units]
     if kind == "lane move" and (lane_unit := _LANE_UNIT.search(opcode)):
-        return [MatrixOp(offset, machine.mxu_count + int(lane_unit[1]), _LANES, 0, None, 0, condition)]
+        return [MatrixOp(0, machine.mxu_count + int(lane_unit[1]), _LANES, 0, None, 0, None)]
     return []
 
 
-def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> MatrixOp:
+def _matmul(instruction: Instruction, machine: MachineModel) -> MatrixOp:
     operand_type = _OPERAND_TYPE.search(instruction.opcode)
     kind = operand_type.group(1)[:4] if operand_type else "f32"
     kind = "f8" if kind.startswith("f8") else kind
@@ -98,13 +119,13 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
     if unit is None:
         raise SimulationError(f"a product names no matrix unit: {instruction.text}")
     return MatrixOp(
-        offset=offset,
+        offset=0,
         unit=int(unit),
         operand_type=kind,
         rows=rows,
         place=int(place.group(1)) if place else None,
         results=max(1, rows * _columns(kind, machine) // _REGISTER_ELEMENTS),
-        condition=condition,
+        condition=None,
     )
 
 
@@ -159,12 +180,8 @@ class Mxus:
         self._state: Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
         self.stalls = [0] * len(segments)  # cycles, by segment
         self._lane_stalls = [0] * len(segments)  # those of them on cross-lane units
+        self.stall_cycles = 0  # in which the core waited for the MXUs or their results
         self.busy_cycles = 0
-
-    @property
-    def stall_cycles(self) -> int:
-        """Cycles in which the core waited for the MXUs or their results."""
-        return sum(self.stalls) - sum(self._lane_stalls)
 
     def stalls_by_block(self) -> dict[int, tuple[int, int]]:
         """Add up the stall cycles of each basic block: all of them, and those on MXUs."""
@@ -180,9 +197,10 @@ class Mxus:
 
     def repeat(self, time: int, alone: Mxus) -> None:
         """Add counts of other units for the same segments at a time; see `repeated_calls`."""
-        self.stalls = [mine + theirs for mine, theirs in zip(self.stalls, alone.stalls, strict=True)]
-        pairs = zip(self._lane_stalls, alone._lane_stalls, strict=True)
-        self._lane_stalls = [mine + theirs for mine, theirs in pairs]
+        for mine, theirs in ((self.stalls, alone.stalls), (self._lane_stalls, alone._lane_stalls)):
+            if any(theirs):
+                mine[:] = map(operator.add, mine, theirs)
+        self.stall_cycles += alone.stall_cycles
         self.busy_cycles += alone.busy_cycles
         self._at, self._state = time + alone._at, alone._state
 
@@ -199,6 +217,7 @@ class Mxus:
         stall = cycles - self._segments[segment].cycles
         self.stalls[segment] += stall
         self._lane_stalls[segment] += on_lanes
+        self.stall_cycles += stall - on_lanes
         self.busy_cycles += busy
         if self._timeline is not None:
             self._timeline.add("matrix", time, self._at, f"{stall} cycles stalled" if stall else "", busy)

@@ -46,10 +46,18 @@ class SyncFlags:
     def __init__(self) -> None:
         self._flags: dict[tuple[int, str, int], Flag] = {}
         self._by_owner: dict[tuple[int, str], dict[int, Flag]] = {}  # owner "": shared by all
+        self._by_program: dict[tuple[int, str, int], Flag] = {}  # flags as programs name them by their number
 
     def flag(self, core: int, program: str, number: int, *, named_by: int | None = None) -> Flag:
         """Return a flag of a core as a program names it; `named_by`: the word that decides whose it is."""
-        decisive = number if named_by is None else named_by
+        if named_by is not None:
+            return self._flag(core, program, number, named_by)
+        flag = self._by_program.get((core, program, number))
+        if flag is None:
+            flag = self._by_program[core, program, number] = self._flag(core, program, number, number)
+        return flag
+
+    def _flag(self, core: int, program: str, number: int, decisive: int) -> Flag:
         owner = program if NUMBERED_FLAGS <= decisive & FLAG_MASK < SHARED_FLAGS_FROM else ""
         key = (core, owner, number)
         flag = self._flags.get(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from systolic.simulator.reading.listing import Program, physical
 
@@ -27,10 +27,9 @@ class CallOperand:
     is_constant: bool
     dtype: str  # HLO's name: s32, bf16
     shape: tuple[int, ...]
+    padded_words: int = field(init=False, repr=False, compare=False)  # that it takes in memory at most
 
-    @property
-    def padded_words(self) -> int:
-        """Words that it takes in memory at most."""
+    def __post_init__(self) -> None:
         size = _ELEMENT_BYTES.get(self.dtype, 4)
         sizes = [1, 1, *self.shape]
         rows = _ROWS_BYTES // size if len(self.shape) > 1 else 1
@@ -39,7 +38,7 @@ class CallOperand:
         words = size
         for length in sizes:
             words *= length
-        return -(-words // _WORD_BYTES)
+        object.__setattr__(self, "padded_words", -(-words // _WORD_BYTES))
 
     @property
     def first_word_mask(self) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from systolic.simulator.errors import SimulationError
 
 _EDGE = re.compile(r"/\*|\*/")
+# A comment with another one, or with what separates instructions and bundles.
+_DIVIDED = re.compile(r"/\*[^*;/{}]*+(?:(?:\*(?!/)|/(?!\*)|;(?!;))[^*;/{}]*+)*+(?:;;|/\*|[{}])")
 # Legend lines that the compiler prints above the bundles.
 _PREAMBLE = re.compile(r"=|[A-Z]{2}: |$")
 
@@ -17,13 +19,16 @@ def logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
     pending: list[str] = []
     start = depth = 0
     for number, line in enumerate(text.split("\n"), 1):
+        opened, closed = line.count("/*"), line.count("*/")
         if not pending:
-            if _PREAMBLE.match(line):
+            if line[:1] != " " and _PREAMBLE.match(line):
+                continue
+            if opened == closed:
+                yield number, line
                 continue
             start = number
         pending.append(line)
-        if "/*" in line or "*/" in line:
-            depth += line.count("/*") - line.count("*/")
+        depth += opened - closed
         if depth == 0:
             yield start, "\n".join(pending)
             pending = []
@@ -31,6 +36,11 @@ def logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
             raise SimulationError(f"{name}, line {number}: a comment ends that has not begun: {line.strip()[:200]}")
     if pending:
         raise SimulationError(f"{name}, line {start}: a comment does not end: {pending[0].strip()[:200]}")
+
+
+def are_simple(line: str) -> bool:
+    """True if a line can be cut into instructions with its comments: none has a comment, `;;` or a brace in it."""
+    return "/*" not in line or _DIVIDED.search(line) is None
 
 
 def split_comments(line: str) -> tuple[str, list[tuple[int, str]]]:

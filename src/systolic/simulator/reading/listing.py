@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.opcode_traits import Opcode
 from systolic.simulator.opcodes import TENSOR_CORE
-from systolic.simulator.reading.comments import logical_lines, split_comments
+from systolic.simulator.reading.comments import are_simple, logical_lines, split_comments
 
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
@@ -42,7 +42,8 @@ class Predicate:
         return self.register is None and self.constant == self.negated
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen as other records are: a program has a million of them, and a frozen one takes twice as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class Instruction:
     """One instruction. `dest` and registers in `operands` keep the listing's form `%virtual_physical`."""
 
@@ -55,10 +56,10 @@ class Instruction:
     traits: Opcode = field(init=False, repr=False, compare=False)  # the opcode's entry in the table
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "traits", TENSOR_CORE[self.opcode])
+        self.traits = TENSOR_CORE[self.opcode]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see `Instruction`
 class Bundle:
     """The instructions that issue in one cycle."""
 
@@ -112,55 +113,80 @@ def parse_listing(name: str, text: str) -> Program:
     """Read the bundles of one listing; raise SimulationError for text that is none, or cut."""
     bundles: list[Bundle] = []
     region_start: dict[int, int] = {}
-    keep_loads = " vpush " in text
-    for line_number, line in logical_lines(name, text):
-        with reading(f"{name}, line {line_number}"):
-            bundle = _parse_bundle(name, line_number, line, keep_loads)
-        if int(bundle.address, 16) != len(bundles):
-            raise SimulationError(
-                f"{name}, line {line_number}: bundle {bundle.address} where {len(bundles):#x} was due; "
-                "the listing is cut or doubled"
-            )
-        for region in bundle.region_starts:
-            region_start.setdefault(region, len(bundles))
-        bundles.append(bundle)
+    instructions_of = _WITH_LOADS if " vpush " in text else _WITHOUT_LOADS
+    line_number = 0
+    with reading(lambda: f"{name}, line {line_number}"):
+        for line_number, line in logical_lines(name, text):
+            bundle = _parse_bundle(name, line_number, line, instructions_of)
+            if int(bundle.address, 16) != len(bundles):
+                raise SimulationError(
+                    f"{name}, line {line_number}: bundle {bundle.address} where {len(bundles):#x} was due; "
+                    "the listing is cut or doubled"
+                )
+            for region in bundle.region_starts:
+                region_start.setdefault(region, len(bundles))
+            bundles.append(bundle)
     if not bundles:
         raise SimulationError(f"{name}: the listing holds no bundles")
     spaces = {allocation: space for space, allocation in _ACCESS.findall(text)}
     return Program(name=name, bundles=tuple(bundles), region_start=region_start, spaces=spaces)
 
 
-def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> Bundle:
-    code, comments = split_comments(line)
-    head = _BUNDLE.match(code)
+class _Pieces:
+    """Finds the instructions of a bundle's text, without vector instructions that are not kept.
+
+    Most instructions are such, so that one expression passes over all of them.
+    """
+
+    def __init__(self, *, loads: bool) -> None:
+        self.loads = loads
+        kept = [entry for entry in TENSOR_CORE.entries if entry.is_vector and (loads or entry.kind != "vector load")]
+        names = (re.escape(entry.name[1:].removesuffix("*")) for entry in kept)
+        left_out = rf"\s*(?:%\S+ = )?v(?!{'|'.join(names)})"
+        piece = rf"(?!{left_out})([^;]*+(?:;(?!;)[^;]*+)*+)"
+        self._first, self._others = re.compile(piece, re.ASCII), re.compile(f";;{piece}", re.ASCII)
+
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Return the begin and end of each instruction that may be kept; some are blank."""
+        first = self._first.match(text)
+        others = [piece.span(1) for piece in self._others.finditer(text)]
+        return others if first is None else [first.span(1), *others]
+
+
+_WITH_LOADS, _WITHOUT_LOADS = _Pieces(loads=True), _Pieces(loads=False)
+
+
+def _parse_bundle(name: str, line_number: int, line: str, pieces: _Pieces) -> Bundle:
+    head = _BUNDLE.match(line)
+    simple = head is not None and are_simple(line)
+    code, comments = (line, []) if simple else split_comments(line)
+    head = head if simple else _BUNDLE.match(code)
     end = code.rfind("}")
     if head is None or end < head.end():
         raise SimulationError(f"{name}, line {line_number}: not a bundle: {line.strip()[:200]}")
-    body_comments: list[tuple[int, str]] = []
+    body = code[head.end() : end]
     starts: list[int] = []
     ends: list[int] = []
-    for position, comment in comments:
-        if position <= end:
-            body_comments.append((position, comment))
-            continue
+    after = split_comments(code[end:])[1] if simple else [comment for comment in comments if comment[0] > end]
+    for _, comment in after:
         for kind, region in _REGION.findall(comment):
-            if kind != "End":
-                starts.append(int(region))
-            if kind == "End":
-                ends.append(int(region))
+            (ends if kind == "End" else starts).append(int(region))
     instructions = []
-    vector_count = 0
-    position = head.end()
-    for piece in code[head.end() : end].split(";;"):
-        begin, position = position, position + len(piece) + 2
+    blank = 0
+    for begin, until in pieces.places(body):
+        piece = body[begin:until]
+        if simple:
+            piece, of_piece = split_comments(piece)
+        else:
+            of_piece = [text for text in comments if begin <= text[0] - head.end() < until + 2]
         stripped = piece.strip()
         if not stripped:
+            blank += 1
             continue
         parsed = _parse_instruction(stripped)
         if parsed is None:
             raise SimulationError(f"{name}, line {line_number}: no instruction: {stripped[:200]}")
-        if parsed is _VECTOR or (TENSOR_CORE[parsed[1]].kind == "vector load" and not keep_loads):
-            vector_count += 1
+        if parsed is _VECTOR or (TENSOR_CORE[parsed[1]].kind == "vector load" and not pieces.loads):
             continue
         dest, opcode, rest, predicate = parsed
         instructions.append(
@@ -169,12 +195,13 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
                 dest=dest,
                 operands=_operands(rest),
                 predicate=predicate,
-                comment=" ".join(text for at, text in body_comments if begin <= at < position).strip(),
+                comment=" ".join([text for _, text in of_piece]).strip(),
                 text=stripped,
             )
         )
+    vector_count = body.count(";;") + 1 - blank - len(instructions)
     # A call's operands are in their registers before its first bundle, which may write over one that nothing reads.
-    if len(instructions) > 1:
+    if "inlined_call_operand" in body:
         instructions.sort(key=lambda instruction: instruction.traits.kind != "operand")
     return Bundle(
         line=line_number,
@@ -200,8 +227,7 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
     if opcode[0] == "v" and traits.kind == "unknown":  # carries no control flow
         return _VECTOR
     predicate = None
-    predicate_match = _PREDICATE.search(rest)
-    if predicate_match:
+    if "(" in rest and (predicate_match := _PREDICATE.search(rest)):
         negated, name, register, constant = predicate_match.groups()
         predicate = Predicate(register, bool(negated), constant != "0", name)
         before = rest[: predicate_match.start()].rstrip().removesuffix(",").rstrip()
@@ -230,7 +256,7 @@ def _read_by_scalar_side(traits: Opcode, rest: str) -> bool:
 
 def _operands(rest: str) -> tuple[str, ...]:
     if "[" not in rest and "(" not in rest:
-        return tuple(part.strip() for part in rest.split(",") if part.strip())
+        return tuple([stripped for part in rest.split(",") if (stripped := part.strip())])
     parts: list[str] = []
     depth = begin = 0
     for at, char in enumerate(rest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,20 +53,23 @@ def parse_utilization(name: str, text: str, blocks: Sequence[Block]) -> BlockUse
     try:
         units = [_UNITS[unit.strip()] for unit in lines[1].split(",")]
         slots = [int(word) for word in lines[2].split()]
-        rows = [tuple(int(word) for word in line.split()) for line in lines[4:]]
+        use_of = {line: tuple(int(word) for word in line.split()) for line in set(lines[4:])}  # most lines come again
     except (LookupError, ValueError) as error:
         raise SimulationError(f"{name}: the table of units is of a form that is not known: {lines[:4]}") from error
-    if len({*units}) < len(units) or min(slots, default=0) < 1 or any(min(row, default=0) < 0 for row in rows):
+    if len({*units}) < len(units) or min(slots, default=0) < 1 or any(min(use) < 0 for use in use_of.values()):
         raise SimulationError(f"{name}: the table of units has a unit twice or a number that counts nothing")
-    if max(max(row, default=0) for row in (slots, *rows)) > _MAX_ISSUED:
+    if max(max(use, default=0) for use in (slots, *use_of.values())) > _MAX_ISSUED:
         raise SimulationError(f"{name}: the table of units has a bundle of more than {_MAX_ISSUED} instructions")
     bundles = blocks[-1].last + 1
-    if len(rows) != bundles or any(len(row) != len(units) for row in rows) or len(slots) != len(units):
+    rows = lines[4:]
+    if len(rows) != bundles or any(len(use) != len(units) for use in use_of.values()) or len(slots) != len(units):
         raise SimulationError(f"{name}: the table of units has {len(rows)} rows, the program {bundles} bundles")
     return BlockUse(
         slots=dict(zip(units, slots, strict=True)),
-        issued=tuple(
-            tuple(map(sum, zip(*rows[block.first : block.last + 1], strict=True)))  # type: ignore[arg-type]
-            for block in blocks
-        ),
+        issued=tuple(_issued(rows[block.first : block.last + 1], use_of) for block in blocks),
     )
+
+
+def _issued(rows: Sequence[str], use_of: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    uses = [[count * issued for issued in use_of[row]] for row, count in Counter(rows).items()]
+    return tuple(map(sum, zip(*uses, strict=True)))

@@ -95,17 +95,25 @@ class _Check:
             if instruction.traits.kind == "pointer" and instruction.dest and instruction.operands:
                 for name, _ in _USE.findall(instruction.operands[0]):
                     self.aliases[instruction.dest.rsplit("_", 1)[0]] = name
+        # Most instructions, of the matrix units, have vector registers only.
+        self.code = [
+            [
+                (bundle, in_bundle)
+                for bundle in program.bundles[block.first : block.last + 1]
+                if (in_bundle := [code for code in bundle.instructions if _USE.search(code.text)])
+            ]
+            for block in blocks
+        ]
 
     def run(self) -> None:
         entries = self._entries()
-        for number, block in enumerate(self.blocks):
-            entry = entries[number]
+        for number, entry in enumerate(entries):
             if entry is None:  # no path leads here
                 continue
             state = _State(dict(entry))
-            for bundle in self.program.bundles[block.first : block.last + 1]:
-                self._check(bundle, state)
-                self._apply(bundle, state)
+            for bundle, instructions in self.code[number]:
+                self._check(bundle, instructions, state)
+                self._apply(instructions, state)
 
     def _entries(self) -> list[_Values | None]:
         """Compute the possible contents of registers at the begin of each block."""
@@ -116,8 +124,8 @@ class _Check:
             number = pending.pop()
             block = self.blocks[number]
             state = _State(dict(entries[number] or {}))
-            for bundle in self.program.bundles[block.first : block.last + 1]:
-                self._apply(bundle, state)
+            for _, instructions in self.code[number]:
+                self._apply(instructions, state)
             branch = branch_of(self.program.bundles[block.branch]) if block.branch is not None else None
             predicate = branch.predicate if branch is not None else None
             for successor, taken in ((block.taken, True), (block.following, False)):
@@ -141,27 +149,25 @@ class _Check:
             seen.add(name)
         return name
 
-    def _apply(self, bundle: Bundle, state: _State) -> None:
-        for instruction in _in_order(bundle):
+    def _apply(self, instructions: Sequence[Instruction], state: _State) -> None:
+        for instruction in _in_order(instructions):
             if instruction.dest is not None and "_" in instruction.dest:
                 name, register = instruction.dest.rsplit("_", 1)
                 if instruction.traits.kind == "pointer" and instruction.operands[0].endswith(f"_{register}"):
                     continue  # the same value in the same register, under another name
                 state.write(instruction, register, self._value(name))
 
-    def _check(self, bundle: Bundle, state: _State) -> None:
+    def _check(self, bundle: Bundle, instructions: Sequence[Instruction], state: _State) -> None:
         """Check the uses in a bundle. Reads come before writes, but a phi comes first and `int_to_ptr` last."""
-        if not bundle.instructions:  # most have vector instructions only
-            return
         reads = state.copy()
-        for instruction in bundle.instructions:
+        for instruction in instructions:
             if instruction.traits.kind == "phi" and instruction.dest is not None:
                 self._check_uses(bundle, instruction, [state], some=True)
                 name, register = instruction.dest.rsplit("_", 1)
                 reads.write(instruction, register, self._value(name))
         written = reads.copy()
-        self._apply(bundle, written)
-        for instruction in bundle.instructions:
+        self._apply(instructions, written)
+        for instruction in instructions:
             if instruction.traits.kind == "pointer":
                 # It forwards: what its own bundle writes is as good as what was there.
                 self._check_uses(bundle, instruction, [reads, written], some=True)
@@ -182,12 +188,12 @@ class _Check:
                 )
 
 
-def _in_order(bundle: Bundle) -> Sequence[Instruction]:
+def _in_order(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
     """Return a bundle's writes in the order of their effects: phis first, `int_to_ptr` last."""
-    if len(bundle.instructions) < 2:
-        return bundle.instructions
+    if len(instructions) < 2:
+        return instructions
 
     def rank(instruction: Instruction) -> int:
         return 0 if instruction.traits.kind == "phi" else 2 if instruction.traits.kind == "pointer" else 1
 
-    return sorted(bundle.instructions, key=rank)
+    return sorted(instructions, key=rank)

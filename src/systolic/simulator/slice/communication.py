@@ -39,7 +39,7 @@ class Communications:
         tally.issued_cycles += issued_cycles
         tally.copies += 1
         tally.sent_bytes += size_bytes
-        tally.axes.update(link.axis for link in route.links)
+        tally.axes |= route.axes
 
     def signalled(self, label: str, time: int) -> None:
         tally = self._tally(label, time)

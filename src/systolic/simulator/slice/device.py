@@ -88,9 +88,9 @@ class Device:
         self.communications[core].sent(copy.label, time, size, route, goes_on - time)
 
         def left(end: float) -> None:
-            own_time, remote_time = (math.ceil(time) + self._latency for time in (end, end + way))
-            self.dma.land(core, copy.program, own_flag, own_time, amount, copy.label)
-            target.dma.land(to_core, copy.program, to_flag, remote_time, arriving, copy.label)
+            own_time, remote_time = math.ceil(end), math.ceil(end + way)
+            self.dma.land(core, copy.program, own_flag, own_time + self._latency, amount, copy.label)
+            target.dma.land(to_core, copy.program, to_flag, remote_time + self._latency, arriving, copy.label)
 
         self._around.send(self, goes_on, route, size, left, self._pipes(target, copy.source, copy.destination))
         return goes_on

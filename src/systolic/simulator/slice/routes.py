@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from systolic.chips import SliceShape
@@ -29,6 +29,10 @@ class Route:
 
     links: tuple[Link, ...]
     latency_s: float
+    axes: frozenset[str] = field(init=False)  # of its links
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", frozenset(link.axis for link in self.links))
 
 
 class Routes:

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from systolic.simulator.reading.blocks import Block
-from systolic.simulator.reading.listing import Instruction, Program, physical, registers
+from systolic.simulator.reading.listing import Bundle, Instruction, Program, physical, registers
 from systolic.simulator.translating.scalar import spill_slot, static_allocation
 
 _ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
@@ -26,6 +26,9 @@ class Effect:
     writes: str | None
     kills: bool  # the old value of `writes` does not survive
     root: bool
+
+
+_NO_EFFECT = Effect((), None, False, False)
 
 
 def _read_operands(instruction: Instruction, followed: Set[int], remote: bool) -> tuple[str, ...]:
@@ -54,13 +57,11 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
     if traits.kind == "ignored":
         writes = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
         return Effect((), writes, True, False)
-    if traits.kind == "phi":  # every source is the destination's own physical register
-        return Effect((), None, False, False)
-    if traits.kind == "lane move":
-        return Effect((), None, False, False)
+    if traits.kind in ("phi", "lane move"):  # every source of a phi is the destination's own physical register
+        return _NO_EFFECT
     if traits.latency == "matrix":
         reads = (predicate.register,) if predicate and predicate.register else ()
-        return Effect(reads, None, False, bool(reads))
+        return Effect(reads, None, False, True) if reads else _NO_EFFECT
     text = " ".join(_read_operands(instruction, followed, remote))
     reads = [*registers(text), *(f"x{name}" for name in _NAMED.findall(text))]
     writes = None
@@ -88,6 +89,8 @@ def _never_read(program: Program) -> frozenset[str]:
     """Return allocations of scalar memory that the program only stores to."""
     stored, mentioned = set(), set()
     for instruction in program.instructions():
+        if "#" not in instruction.text:
+            continue
         others = instruction.operands
         if instruction.traits.kind == "store" and (place := static_allocation(others[0])) is not None:
             stored.add(place)
@@ -106,15 +109,13 @@ def live_instructions(
       remote: the target device of a copy matters.
     """
     private = _never_read(program)
-    effects: list[list[list[tuple[Instruction, Effect]]]] = [
-        [
-            [
-                (instruction, effect(instruction, private, followed, remote=remote))
-                for instruction in bundle.instructions
-            ]
-            for bundle in program.bundles[block.first : block.last + 1]
-            if bundle.instructions
-        ]
+
+    def effects_of(bundle: Bundle) -> list[tuple[Instruction, Effect]]:
+        pairs = [(code, effect(code, private, followed, remote=remote)) for code in bundle.instructions]
+        return [pair for pair in pairs if pair[1].root or pair[1].writes]  # no others can matter
+
+    effects = [
+        [pairs for bundle in program.bundles[block.first : block.last + 1] if (pairs := effects_of(bundle))]
         for block in blocks
     ]
     live_in: list[frozenset[str]] = [frozenset()] * len(blocks)

@@ -17,7 +17,7 @@ from typing import Any
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.lanes import FUNCTIONS, Lanes
-from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
+from systolic.simulator.hardware.mxu import MatrixOp, MatrixReader, Segment
 from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, branch_of, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
@@ -113,6 +113,7 @@ class _Translator:
         self.mentions = Mentions(names, lanes=remote is not None)
         events = EventCode(program, self.mentions, copies, followed, shared=shared, remote=remote)
         self.code = BundleCode(self.mentions, events, alive)
+        self.matrix = MatrixReader(machine)
         self.segments: list[Segment] = []
         self.remote = remote
 
@@ -170,16 +171,18 @@ class _Translator:
                 continue
             offset = index - block.first
             try:
-                if any(instruction.opcode == "call" for instruction in bundle.instructions):
+                others = any(instruction.traits.latency != "matrix" for instruction in bundle.instructions)
+                if others and any(instruction.opcode == "call" for instruction in bundle.instructions):
                     self._check_shadow_of_call(index)
-                if events := self.code.events(bundle):
+                if others and (events := self.code.events(bundle)):
                     self._close(number, gathered, offset - last_start, code)
                     last_start = offset
                     code += _marked(events, bundle.line)
                 for instruction in bundle.instructions:
                     if instruction.traits.latency == "matrix":
                         code += self._matrix(instruction, offset - last_start, gathered)
-                code += _marked(self.code.rest(bundle), bundle.line)
+                if others:
+                    code += _marked(self.code.rest(bundle), bundle.line)
             except SimulationError as error:
                 raise SimulationError(f"{self.program.name}, line {bundle.line}: {error}") from error
             except (LookupError, ValueError) as error:  # fewer operands, or others, than the opcode has
@@ -257,7 +260,7 @@ class _Translator:
             name = f"q{condition}"
             gathered.conditions.append(name)
             code.append(f"{name} = {self.mentions.condition(predicate)}")
-        gathered.ops += matrix_ops(instruction, offset, self.machine, condition)
+        gathered.ops += self.matrix.ops(instruction, offset, condition)
         return code
 
 
