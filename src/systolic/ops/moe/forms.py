@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
-from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
+from systolic.kernels.packed_rows import PACKED_DTYPES
 from systolic.ops.moe.ring_schedule import ScatterSchedule
 from systolic.ops.moe.schedule import CombineSchedule, CombineSpec, SpreadSchedule, SpreadSpec
 from systolic.schedule import IllegalTilesError

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.chips import Chip
+from systolic.kernels.packed_rows import PACKED_DTYPES
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.derivative import bilinear
 from systolic.ops.engine.dispatch import Run, dispatched, one_at_a_time
@@ -23,7 +24,6 @@ from systolic.ops.engine.linear import linear
 from systolic.ops.engine.target import explicit_mesh, without_kernel
 from systolic.ops.moe.combining import combine_by_pallas, combine_by_xla, combine_spec, kept_rows
 from systolic.ops.moe.forms import Form, combine_form, spread_form
-from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import SpreadSpec
 from systolic.ops.moe.spreading import spread_by_pallas, spread_by_xla

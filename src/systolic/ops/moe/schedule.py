@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
+from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES, legal_sides, require_none, vmem_violations

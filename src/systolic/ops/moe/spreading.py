@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.packed_rows import SUBLANES, row_codes
 from systolic.ops.engine.backend import Backend
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
 from systolic.ops.moe.kernel.spread import spread_rows
 from systolic.ops.moe.schedule import CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
 from systolic.schedule.legality import LANES

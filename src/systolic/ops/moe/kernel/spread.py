@@ -19,8 +19,8 @@ from jaxtyping import Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
+from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.kernels.ring import Act
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
 from systolic.ops.moe.schedule import BLOCK_SLOTS, CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
 from systolic.schedule.legality import LANES
 

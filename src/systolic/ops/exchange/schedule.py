@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
 from systolic.schedule.vmem import buffer_bytes

@@ -14,14 +14,14 @@ from jax import Array, lax
 
 from systolic.compat import varying_alike
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.arguments import axis_size, barrier_number
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.linear import linear
-from systolic.ops.moe.exchange_schedule import ExchangeSchedule, ExchangeSpec
-from systolic.ops.moe.exchange_tables import Slices, tables
-from systolic.ops.moe.kernel.exchange import exchanged
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.ops.exchange.kernel.exchange import exchanged
+from systolic.ops.exchange.schedule import ExchangeSchedule, ExchangeSpec
+from systolic.ops.exchange.tables import Slices, tables
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
 from systolic.schedule.vmem import vmem_limit
 from systolic.spec import SpecError
