@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
     from systolic.ops.engine.backend import Implementation
+    from systolic.ops.moe.forms import DeviceForm
     from systolic.ops.quantized.array import Quantized
 
 
@@ -35,6 +36,7 @@ def moe(
     capacity: int | None = None,
     quantize_lhs: DTypeLike | None = None,
     axis_name: str | None = None,
+    form: DeviceForm | None = None,
     precision: Any = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
@@ -65,11 +67,15 @@ def moe(
         `systolic.grouped_matmul`; not those of `shared`.
       axis_name: mesh axis over which experts are cut, in `jax.shard_map`. x and routing are of this device's tokens,
         routing over the experts of all devices, matrices and biases of this device's experts; `shared` is whole.
+      form: "all-gather": each device gets all tokens, by a ring of neighbors where one is known, and adds up what its
+        experts return. "all-to-all": each device sends rows to the devices of their experts, which send results back,
+        by `systolic.ragged_all_to_all`. None: the faster by the arithmetic of `systolic.plan_moe`, which says why.
+        Both have room for all rows that may arrive at a device; `capacity` is a bound.
       precision, implementation, chip: as in `systolic.grouped_matmul`.
 
     Raises:
-      SpecError: shapes or dtypes that do not match, known expert_ids out of range, or a top_k that is not from 1 to the
-        number of experts.
+      SpecError: shapes or dtypes that do not match, known expert_ids out of range, a top_k that is not from 1 to the
+        number of experts, or a form that is unknown or without axis_name.
       UnsupportedDtypeError: the chip does not multiply this dtype.
       QuantizationError: quantized matrices were cast or cut so that they are not codes and scales.
     """
@@ -78,6 +84,7 @@ def moe(
     from systolic.ops.gated import gated_matmul
     from systolic.ops.matmul import matmul
     from systolic.ops.moe.arguments import canonical
+    from systolic.ops.moe.forms import require_form
     from systolic.ops.moe.layer import Experts, experts_sum, over_devices
     from systolic.ops.moe.weights import checked
     from systolic.ops.quantized.arguments import is_quantized
@@ -90,6 +97,8 @@ def moe(
         raise SpecError(
             f"quantize_lhs={quantize_lhs!r} without quantized experts; quantize all of them, or leave it out"
         )
+    if form is not None:
+        require_form(form, over=axis_name)
     call = canonical(
         x,
         routing,
@@ -108,7 +117,7 @@ def moe(
         if axis_name is None:
             out = experts_sum(call, experts, activation, expert_options)
         else:
-            out = over_devices(call, experts, axis_name, activation, expert_options)
+            out = over_devices(call, experts, axis_name, activation, expert_options, form)
         if shared is not None:
             matrices: tuple[Any, ...] = shared
             gate, up, down = (value if is_quantized(value) else jax.numpy.asarray(value) for value in matrices)

@@ -43,7 +43,7 @@ def spread_of_all_devices(backend: Backend, axis: str, x: Array, choices: Sorted
         return in_two((x, choices))
 
     def by_xla(x: Array, tokens: Array, kept: Array) -> Array:
-        return spread_by_xla(backend, lax.all_gather(x, axis, tiled=True), tokens, kept)
+        return spread_by_xla(backend, False, lax.all_gather(x, axis, tiled=True), tokens, kept)
 
     def call(*operands: Any) -> Array:
         return dispatched(backend, functools.partial(_by_pallas, backend, axis, ring), by_xla, *operands)
