@@ -22,6 +22,9 @@ from systolic.support.choices import unknown_name
 # Cycles of XLA's gather: for a row in HBM, and for a row in VMEM and each KiB of it.
 # Source: simulated on v6e, 16,384 rows of 2,048 and 8,192 columns of bfloat16, of 2,048 or 65,536 rows.
 _HBM_ROW_CYCLES, _VMEM_ROW_CYCLES, _KIB_CYCLES = 76, 13, 0.67
+# And of its sums of a token's rows for 128 columns, if they do not fill registers of eight rows.
+# Source: simulated on v6e, 512 tokens, 2 rows of 4,096 columns each: 48 µs more; on v5e 93, or 8.5 cycles.
+_PADDED_CYCLES = 5
 # Of VMEM, for what XLA gathers from, beside the rest of the program.
 # Source: simulated on v6e with 2,048 tokens of Qwen3-30B, whose 64 MiB XLA does keep in VMEM of 128 MiB.
 SHARE_OF_VMEM = 0.5
@@ -74,6 +77,8 @@ def combine_form(spec: CombineSpec, chip: Chip, rows: int, used_rows: int | None
     """Return the faster way to add up experts' rows; `rows` is the room for them, `used_rows` those that there are."""
     row_bytes, choices = spec.d * dtype_bytes(spec.dtype), spec.tokens * spec.top_k
     xla_us = _gather_us(choices, row_bytes, rows * row_bytes, chip)
+    if spec.top_k % SUBLANES:
+        xla_us += spec.tokens * spec.d / LANES * _PADDED_CYCLES / chip.machine.clock_hz * 1e6
     if spec.dtype not in PACKED_DTYPES:
         return _by_xla(spec.dtype, xla_us)
     schedule = CombineSchedule.of(spec, chip)
@@ -109,9 +114,10 @@ def scatter_form(
     return (Form(by_kernel=True, reason=reason, time_us=time_us),)
 
 
-# Of the kernel, the share of the time that the links across the middle of a slice are busy.
-# Source: simulated on v6e 2x4, 4,096 tokens of 4,096 bfloat16, each to 8 of 8 devices: 362 µs of 375.
-_EXCHANGE_SHARE = 0.965
+# Of the exchange's kernel, the share of the time that the links across the middle of a slice are busy, and the time of
+# its barrier, first rows and tables.
+# Source: simulated on v6e 2x4, 4,096 tokens of 4,096 bfloat16, each to 8 of 8 devices: 362 µs of 375; 16 rows: 23 µs.
+_EXCHANGE_SHARE, _EXCHANGE_US = 0.965, 20
 
 
 @functools.lru_cache(maxsize=1024)
@@ -120,7 +126,9 @@ def exchange_form(spec: MoeSpec, chip: Chip) -> Form:
     rows = max(padded(spec.m // spec.devices * spec.top_k, SUBLANES), 2 * SUBLANES)
     item = dtype_bytes(spec.dtype)
     rows_bytes = rows * spec.k * item
-    links_us = all_to_all_us(rows_bytes, spec.devices, chip) / _EXCHANGE_SHARE
+    # A slice begins and ends within a tile.
+    slices_bytes = rows_bytes + spec.devices * (SUBLANES - 1) * spec.k * item
+    links_us = all_to_all_us(slices_bytes, spec.devices, chip) / _EXCHANGE_SHARE + _EXCHANGE_US
     # XLA copies the operand and the result to another layout and back.
     xla_us = links_us + 4 * rows_bytes / chip.machine.hbm_bytes_per_s * 1e6
     if item not in (2, 4) or spec.k % LANES:

@@ -66,7 +66,7 @@ def moved(rows: np.ndarray, choices: Sorted) -> np.ndarray:
         for granule, sizes in enumerate(counts):
             own = ids[granule * GRANULE_TOKENS : (granule + 1) * GRANULE_TOKENS]
             np.testing.assert_array_equal(np.bincount(own, minlength=sizes.size + 1)[:-1], sizes)
-    return np.take_along_axis(rows, choices.order, 1)
+    return np.take_along_axis(rows, np.asarray(choices.order), 1)
 
 
 @pytest.mark.exhaustive  # two programs are compiled

@@ -79,7 +79,7 @@ def exchanged(
         compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_ragged_all_to_all_{spec.dtype}_{spec.rows}_{spec.d}",
-    )(slices, edges, counts, in_tiles(x, True), in_tiles(output, True))
+    )(slices, edges, counts, in_tiles(x, interpret), in_tiles(output, True))
     return out.transpose(0, 2, 1, 3).reshape(spec.out_rows, spec.d)
 
 
