@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
-from systolic.ops.exchange import ragged_all_to_all
+from systolic.ops.exchange.exchange import computed
 from systolic.ops.exchange.tables import Slices
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp
@@ -33,15 +33,7 @@ def sum_by_all_to_all(call: Call, experts: Experts, axis: str, activation: Any, 
         # Rows that no slice fills are not set: nothing reads them.
         output, _ = varying_alike([lax.empty((room, rows.shape[1]), rows.dtype), rows])
         with jax.named_scope("all_to_all"):
-            return ragged_all_to_all(
-                rows,
-                output,
-                *slices[:4],
-                recv_offsets=slices.recv_offsets,
-                axis_name=axis,
-                implementation=options["implementation"],
-                chip=options["chip"],
-            )
+            return computed(backend, rows, output, *slices, axis_name=axis, reads_hbm=True)
 
     with jax.named_scope("sort"):
         plan = sending(call, here, axis)

@@ -43,6 +43,7 @@ def exchanged(
     *,
     axis_name: str,
     collective_id: int,
+    reads_hbm: bool,
     spec: ExchangeSpec,
     schedule: ExchangeSchedule,
     vmem_limit_bytes: int,
@@ -79,7 +80,7 @@ def exchanged(
         compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_ragged_all_to_all_{spec.dtype}_{spec.rows}_{spec.d}",
-    )(slices, edges, counts, in_tiles(x, interpret), in_tiles(output, True))
+    )(slices, edges, counts, in_tiles(x, bool(interpret) or not reads_hbm), in_tiles(output, True))
     return out.transpose(0, 2, 1, 3).reshape(spec.out_rows, spec.d)
 
 
