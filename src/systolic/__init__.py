@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     )
     from systolic.ops.cross_entropy import linear_cross_entropy
     from systolic.ops.cross_entropy.spec import CrossEntropySpec
+    from systolic.ops.exchange import ragged_all_to_all
     from systolic.ops.gated import gated_matmul
     from systolic.ops.gated.spec import GatedSpec
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
     from systolic.ops.matmul import dot_general, einsum, matmul
-    from systolic.ops.moe import moe, ragged_all_to_all
+    from systolic.ops.moe import moe
     from systolic.ops.moe.plan import MoePlan, plan_moe
     from systolic.ops.moe.spec import MoeSpec
     from systolic.ops.plan import Plan
@@ -133,10 +134,11 @@ _DOORS = {
         "plan_across_chips",
     ),
     "systolic.ops.cross_entropy": ("linear_cross_entropy",),
+    "systolic.ops.exchange": ("ragged_all_to_all",),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
-    "systolic.ops.moe": ("moe", "ragged_all_to_all"),
+    "systolic.ops.moe": ("moe",),
     "systolic.ops.moe.plan": ("MoePlan", "plan_moe"),
     "systolic.ops.moe.spec": ("MoeSpec",),
     "systolic.ops.quantized": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from systolic.chips import Chip
 from systolic.cli.output import give
 from systolic.cli.tables import chosen_format, console, say, show_table
-from systolic.ops.moe.plan import MoePart, MoePlan, plan_moe
+from systolic.ops.moe.plan import MoePlan, plan_moe
+from systolic.ops.moe.plan_parts import MoePart
 from systolic.ops.moe.spec import MoeSpec
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.written import us

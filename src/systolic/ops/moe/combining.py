@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.packed_rows import SUBLANES, row_codes
 from systolic.ops.engine.backend import Backend
 from systolic.ops.moe.forms import SHARE_OF_VMEM
 from systolic.ops.moe.kernel.combine import combine_rows
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import GRANULE_TOKENS, CombineSchedule, CombineSpec
 from systolic.schedule.legality import LANES

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from systolic.chips import Chip
-from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
+from systolic.kernels.packed_rows import PACKED_DTYPES, SUBLANES
+from systolic.ops.exchange.schedule import ExchangeSchedule, ExchangeSpec
 from systolic.ops.moe.ring_schedule import ScatterSchedule
 from systolic.ops.moe.schedule import CombineSchedule, CombineSpec, SpreadSchedule, SpreadSpec
+from systolic.ops.moe.spec import MoeSpec
+from systolic.ops.moe.wire import all_to_all_us, ring_us
 from systolic.schedule import IllegalTilesError
+from systolic.schedule.legality import LANES
+from systolic.schedule.sizes import padded
 from systolic.spec import SpecError, dtype_bytes
+from systolic.support.choices import unknown_name
 
 # Cycles of XLA's gather: for a row in HBM, and for a row in VMEM and each KiB of it.
 # Source: simulated on v6e, 16,384 rows of 2,048 and 8,192 columns of bfloat16, of 2,048 or 65,536 rows.
 _HBM_ROW_CYCLES, _VMEM_ROW_CYCLES, _KIB_CYCLES = 76, 13, 0.67
+# And of its sums of a token's rows for 128 columns, if they do not fill registers of eight rows.
+# Source: simulated on v6e, 512 tokens, 2 rows of 4,096 columns each: 48 µs more; on v5e 93, or 8.5 cycles.
+_PADDED_CYCLES = 5
 # Of VMEM, for what XLA gathers from, beside the rest of the program.
 # Source: simulated on v6e with 2,048 tokens of Qwen3-30B, whose 64 MiB XLA does keep in VMEM of 128 MiB.
 SHARE_OF_VMEM = 0.5
+
+# Ways to bring tokens of all devices to the experts of each.
+DeviceForm = Literal["all-gather", "all-to-all"]
+DEVICE_FORMS: tuple[DeviceForm, ...] = get_args(DeviceForm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +47,14 @@ class Form:
     by_kernel: bool
     reason: str
     time_us: float
+
+
+def require_form(form: str, *, over: str | None) -> None:
+    """Raise SpecError for an unknown form of a layer over devices, and for one that is `over` no devices."""
+    if form not in DEVICE_FORMS:
+        raise SpecError(f"{unknown_name('form=', form, DEVICE_FORMS)}, or leave it out")
+    if not over:
+        raise SpecError(f"form={form!r} is of a layer over several devices; leave it out on one")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -55,6 +77,8 @@ def combine_form(spec: CombineSpec, chip: Chip, rows: int, used_rows: int | None
     """Return the faster way to add up experts' rows; `rows` is the room for them, `used_rows` those that there are."""
     row_bytes, choices = spec.d * dtype_bytes(spec.dtype), spec.tokens * spec.top_k
     xla_us = _gather_us(choices, row_bytes, rows * row_bytes, chip)
+    if spec.top_k % SUBLANES:
+        xla_us += spec.tokens * spec.d / LANES * _PADDED_CYCLES / chip.machine.clock_hz * 1e6
     if spec.dtype not in PACKED_DTYPES:
         return _by_xla(spec.dtype, xla_us)
     schedule = CombineSchedule.of(spec, chip)
@@ -90,16 +114,35 @@ def scatter_form(
     return (Form(by_kernel=True, reason=reason, time_us=time_us),)
 
 
-def ring_us(spec: CombineSpec, devices: int, chip: Chip) -> float:
-    """Return the time in which half of all other devices' tokens pass a link in each direction.
+# Of the exchange's kernel, the share of the time that the links across the middle of a slice are busy, and the time of
+# its barrier, first rows and tables.
+# Source: simulated on v6e 2x4, 4,096 tokens of 4,096 bfloat16, each to 8 of 8 devices: 362 µs of 375; 16 rows: 23 µs.
+_EXCHANGE_SHARE, _EXCHANGE_US = 0.965, 20
 
-    Raises:
-      SpecError: a chip without links.
-    """
-    if chip.links is None:
-        raise SpecError(f"{chip.name} has no links to other chips that systolic knows; use devices=1")
-    sent_bytes = (devices - 1) / 2 * (spec.tokens // devices) * spec.d * dtype_bytes(spec.dtype_out)
-    return sent_bytes / chip.links.bytes_per_s * 1e6
+
+@functools.lru_cache(maxsize=1024)
+def exchange_form(spec: MoeSpec, chip: Chip) -> Form:
+    """Return the way to send a row for each choice of each device's tokens to the device of its expert."""
+    rows = max(padded(spec.m // spec.devices * spec.top_k, SUBLANES), 2 * SUBLANES)
+    item = dtype_bytes(spec.dtype)
+    rows_bytes = rows * spec.k * item
+    # A slice begins and ends within a tile.
+    slices_bytes = rows_bytes + spec.devices * (SUBLANES - 1) * spec.k * item
+    links_us = all_to_all_us(slices_bytes, spec.devices, chip) / _EXCHANGE_SHARE + _EXCHANGE_US
+    # XLA copies the operand and the result to another layout and back.
+    xla_us = links_us + 4 * rows_bytes / chip.machine.hbm_bytes_per_s * 1e6
+    if item not in (2, 4) or spec.k % LANES:
+        reason = f"the kernel moves multiples of {LANES} elements of 16 or 32 bits, not {spec.k} of {spec.dtype}"
+        return Form(by_kernel=False, reason=reason, time_us=xla_us)
+    sizes = ExchangeSpec(
+        devices=spec.devices, slices=spec.devices, rows=rows, out_rows=rows, d=spec.k, dtype=spec.dtype
+    )
+    try:
+        ExchangeSchedule.of(sizes, chip)
+    except IllegalTilesError as error:
+        return Form(by_kernel=False, reason=str(error), time_us=xla_us)
+    reason = f"{rows:,} rows of each device in a slice for each device"
+    return Form(by_kernel=True, reason=reason, time_us=links_us)
 
 
 def _gather_us(rows: int, row_bytes: int, source_bytes: int, chip: Chip) -> float:

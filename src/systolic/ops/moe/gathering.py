@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.arguments import axis_ring
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.derivative import fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.moe.forms import spread_form
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.permuting import is_for_xla, spread, tokens_of_rows
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import SpreadSpec
@@ -43,7 +43,7 @@ def spread_of_all_devices(backend: Backend, axis: str, x: Array, choices: Sorted
         return in_two((x, choices))
 
     def by_xla(x: Array, tokens: Array, kept: Array) -> Array:
-        return spread_by_xla(backend, lax.all_gather(x, axis, tiled=True), tokens, kept)
+        return spread_by_xla(backend, False, lax.all_gather(x, axis, tiled=True), tokens, kept)
 
     def call(*operands: Any) -> Array:
         return dispatched(backend, functools.partial(_by_pallas, backend, axis, ring), by_xla, *operands)

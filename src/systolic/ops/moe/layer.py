@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.compat import varying_alike
 from systolic.ops.engine.backend import Backend, backend_of
 from systolic.ops.engine.derivative import fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
-from systolic.ops.grouped import grouped_matmul
+from systolic.ops.engine.target import explicit_mesh
+from systolic.ops.moe.all_to_all import sum_by_all_to_all
 from systolic.ops.moe.arguments import Call
+from systolic.ops.moe.experts import Experts, mlp, product
+from systolic.ops.moe.forms import DeviceForm
 from systolic.ops.moe.gathering import spread_of_all_devices
 from systolic.ops.moe.permuting import Summing, combined, spread
+from systolic.ops.moe.plan import faster_form
 from systolic.ops.moe.ring_hidden import RingHidden
 from systolic.ops.moe.routing import sorted_by_expert, sorted_with_values
+from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.moe.summing import combined_over_devices
-
-
-class Experts(NamedTuple):
-    """The weights of the experts of this device."""
-
-    gate: Any
-    up: Any
-    down: Any
-    bias_gate: Any
-    bias_up: Any
-    bias_down: Any
 
 
 def experts_sum(
@@ -59,7 +52,7 @@ def experts_sum(
     leaves_rest = call.first_expert is not None
     options = {**options, "rows_per_group": -(-ids.size // call.experts), "leaves_rest": leaves_rest}
     with jax.named_scope("experts"):
-        results = _mlp(x, experts, choices.sizes, activation, options)
+        results = mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
         summing = Summing(backend=backend, dtype_out=call.x.dtype.name, used_rows=used_rows)
         if axis is None:
@@ -67,29 +60,41 @@ def experts_sum(
         return combined_over_devices(summing, axis, results, call.weights, choices)
 
 
-def _mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:
-    first = {"bias": experts.bias_gate, "activation": activation, **options}
-    if experts.up is None or experts.bias_up is None:
-        hidden = _product(x, experts.gate, sizes, up=experts.up, **first)
-    else:  # the gated kernel has a bias for the first product only
-        hidden = _product(x, experts.gate, sizes, **first)
-        hidden *= _product(x, experts.up, sizes, bias=experts.bias_up, **options)
-    return _product(hidden, experts.down, sizes, bias=experts.bias_down, **options)
+def over_devices(
+    call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any], form: DeviceForm | None
+) -> Array:
+    """Return the sum for this device's tokens, whose experts are on all devices of a mesh axis, by the faster form."""
+    if (form or _faster_form(call, experts, axis, options)) == "all-to-all":
+        return sum_by_all_to_all(call, experts, axis, activation, options)
+    return _sum_by_all_gather(call, experts, axis, activation, options)
 
 
-def _product(x: Array, matrices: Array, sizes: Array, *, leaves_rest: bool, **options: Any) -> Array:
-    """Return the grouped product; with `leaves_rest`, rows after the last group's are not set: nothing reads them."""
-    existing = None
-    if leaves_rest:
-        existing, _ = varying_alike([lax.empty((x.shape[0], matrices.shape[2]), x.dtype), x])
-    return grouped_matmul(x, matrices, sizes, existing_out=existing, **options)
+def _faster_form(call: Call, experts: Experts, axis: Any, options: dict[str, Any]) -> DeviceForm:
+    """Return the form that `plan_moe` would, or all-gather where no kernel runs or it knows no times."""
+    chip = backend_of(options["implementation"], options["chip"], None).chip
+    no_kernel = options["implementation"] == "xla" or explicit_mesh([call.x]) is not None
+    if chip is None or chip.links is None or no_kernel or not isinstance(axis, str) or not call.ids.size:
+        return "all-gather"
+    devices, (_, d, f) = lax.axis_size(axis), experts.gate.shape
+    if devices == 1:
+        return "all-gather"
+    spec = MoeSpec(
+        m=devices * call.ids.shape[0],
+        k=d,
+        n=f,
+        experts=call.experts,
+        top_k=call.ids.shape[1],
+        dtype=call.x.dtype.name,
+        devices=devices,
+    )
+    return faster_form(spec, chip)
 
 
-def over_devices(call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any]) -> Array:
-    """Return the sum for this device's tokens, whose experts are on all devices of a mesh axis.
+def _sum_by_all_gather(call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any]) -> Array:
+    """Return the sum for this device's tokens: every device gets all tokens, and adds up what its experts return.
 
-    Every device gets all tokens, and adds up what its experts return. A token with many experts is needed on most
-    devices anyway, and a gathered token travels once where an exchange sends it once for each expert.
+    A token with many experts is needed on most devices anyway, and a gathered token travels once where an exchange
+    sends it once for each expert.
     """
     backend = backend_of(options["implementation"], options["chip"], None)
     kernel = _ring_kernel(backend, call, experts, axis)
@@ -160,7 +165,7 @@ def _on_ring(
         if operands is not None:
             return kernel.sums(hidden, experts.down, operands, repeats=call.repeats)
         options = {**options, "rows_per_group": -(-call.ids.size // call.experts), "leaves_rest": True}
-        results = _product(hidden, experts.down, rows.sizes, bias=experts.bias_down, **options)
+        results = product(hidden, experts.down, rows.sizes, bias=experts.bias_down, **options)
     with jax.named_scope("combine"):
         summing = Summing(backend=kernel.backend, dtype_out=call.x.dtype.name, used_rows=kernel.spec.mean_rows)
         return combined_over_devices(summing, kernel.axis, results, call.weights, rows)

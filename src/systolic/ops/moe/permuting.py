@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.chips import Chip
+from systolic.kernels.packed_rows import PACKED_DTYPES
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.derivative import bilinear
 from systolic.ops.engine.dispatch import Run, dispatched, one_at_a_time
@@ -23,7 +24,6 @@ from systolic.ops.engine.linear import linear
 from systolic.ops.engine.target import explicit_mesh, without_kernel
 from systolic.ops.moe.combining import combine_by_pallas, combine_by_xla, combine_spec, kept_rows
 from systolic.ops.moe.forms import Form, combine_form, spread_form
-from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import SpreadSpec
 from systolic.ops.moe.spreading import spread_by_pallas, spread_by_xla
@@ -36,6 +36,7 @@ class _Spread:
     backend: Backend
     rows: int
     used_rows: int  # those of this device's experts, if all are equally likely
+    permutes: bool  # True if the first rows are copied, in another order: those after them are not read
 
     @property
     def effects(self) -> frozenset[Any]:
@@ -44,11 +45,13 @@ class _Spread:
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         choices, (x,) = Sorted(*residuals), arguments
         assert x is not None  # the only argument, without which there is no tangent
-        by_pallas, by_xla = (functools.partial(run, self.backend) for run in (spread_by_pallas, spread_by_xla))
+        runs = spread_by_pallas, spread_by_xla
+        by_pallas, by_xla = (functools.partial(run, self.backend, self.permutes) for run in runs)
 
         def call(x: Array, tokens: Array, kept: Array) -> Array:
             def form(chip: Chip) -> Form:
-                return spread_form(SpreadSpec.of(x.shape[0], self.rows, x.shape[1], x.dtype.name), chip, self.used_rows)
+                sizes = x.shape[0], self.rows, x.shape[1], x.dtype.name
+                return spread_form(SpreadSpec.of(*sizes, permutes=self.permutes), chip, self.used_rows)
 
             return _computed(self.backend, form, by_pallas, by_xla, x, tokens, kept)
 
@@ -100,13 +103,22 @@ def _computed(
     return dispatched(backend, by_pallas, by_xla, array, *given)
 
 
-def spread(backend: Backend, x: Array, choices: Sorted, rows: int, used_rows: int | None = None) -> Array:
+def spread(
+    backend: Backend,
+    x: Array,
+    choices: Sorted,
+    rows: int,
+    used_rows: int | None = None,
+    *,
+    permutes: bool = False,
+) -> Array:
     """Return the rows of tokens in the order of experts, the first `rows` of them.
 
     Those after the last expert's are not defined. `used_rows` have an expert, as far as the choice of the faster way
-    knows; None: all.
+    knows; None: all. With `permutes` rows with an expert are the first ones of x, each copied once.
     """
-    return _moved(_Spread(backend=backend, rows=rows, used_rows=rows if used_rows is None else used_rows), x, choices)
+    used_rows = rows if used_rows is None else used_rows
+    return _moved(_Spread(backend=backend, rows=rows, used_rows=used_rows, permutes=permutes), x, choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

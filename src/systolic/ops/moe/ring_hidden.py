@@ -14,12 +14,12 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.packed_rows import SUBLANES, row_codes
 from systolic.ops.collective.arguments import axis_ring, barrier_number
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.gathering import hops_round_the_ring, of_device, round_the_ring
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
 from systolic.ops.moe.kernel.ring_products import ring_products
 from systolic.ops.moe.kernel.scatter_products import scatter_products
 from systolic.ops.moe.permuting import tokens_of_rows

@@ -45,16 +45,16 @@ def _is_expert(ids: Array, experts: int) -> Array:
     return ids[..., None] == jnp.arange(experts, dtype=ids.dtype)
 
 
-def sorted_by_expert(ids: Array, experts: int, capacity: int | None, devices: int = 1) -> Sorted:
+def sorted_by_expert(ids: Array, experts: int, capacity: int | Array | None, devices: int = 1) -> Sorted:
     """Sort choices by their expert, in the order of tokens; ids out of range and above capacity are of no expert.
 
-    On one of several `devices`, experts are those of that device.
+    A capacity is of all experts, or of each. On one of several `devices`, experts are those of that device.
     """
     return sorted_with_values(ids, experts, capacity, devices)[0]
 
 
 def sorted_with_values(
-    ids: Array, experts: int, capacity: int | None, devices: int, *values: Array
+    ids: Array, experts: int, capacity: int | Array | None, devices: int, *values: Array
 ) -> tuple[Sorted, list[Array]]:
     """Return `sorted_by_expert`, and values of choices, [tokens, k], in that order: [tokens · k]."""
     tokens, top_k = ids.shape
@@ -65,8 +65,9 @@ def sorted_with_values(
     counts = typical(counted.sum(1), typical_counts(tokens, top_k, experts, devices))
     ids = ids.reshape(-1)
     if capacity is not None:
-        rank = (counted * jnp.cumsum(counted.reshape(-1, experts), axis=0).reshape(counted.shape)).sum(2)
-        ids = jnp.where(rank.reshape(-1)[: ids.size] > capacity, experts, ids)
+        rank = jnp.cumsum(counted.reshape(-1, experts), axis=0).reshape(counted.shape)
+        is_above = (counted > 0) & (rank > capacity)
+        ids = jnp.where(is_above.any(2).reshape(-1)[: ids.size], experts, ids)
         counts = jnp.diff(jnp.minimum(jnp.cumsum(counts, axis=0), capacity), axis=0, prepend=0)
     numbers = jnp.arange(ids.size, dtype=jnp.int32)
     flat = (value.reshape(-1) for value in values)
@@ -79,6 +80,20 @@ def sorted_with_values(
         _, order, *in_order = lax.sort((ids, numbers, *flat), num_keys=1, is_stable=True)
     _, place = lax.sort((order, numbers), num_keys=1)
     return Sorted(ids=ids, order=order, place=place, counts=counts), in_order
+
+
+def sizes_of_experts(ids: Array, experts: int) -> Array:
+    """Return the rows of each expert, without a capacity."""
+    return _is_expert(ids.reshape(-1), experts).astype(jnp.int32).sum(0)
+
+
+def typical_sizes(tokens: int, top_k: int, experts: int, devices: int) -> Any:
+    """Return rows for each expert from each device that a router might send, int32 [devices, experts].
+
+    All experts are equally likely. Tokens and experts are those of all devices.
+    """
+    random = np.random.default_rng(0)
+    return random.multinomial(tokens // devices * top_k, np.full(experts, 1 / experts), devices).astype(np.int32)
 
 
 def typical_counts(tokens: int, top_k: int, experts: int, devices: int = 1) -> Any:

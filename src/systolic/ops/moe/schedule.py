@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
+from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES, legal_sides, require_none, vmem_violations
@@ -133,11 +133,13 @@ class SpreadSpec:
     rows: int
     d: int  # a multiple of 128
     dtype: str
+    permutes: bool = False  # True if rows are the first tokens in another order: tokens after them are not read
 
     @classmethod
-    def of(cls, tokens: int, rows: int, d: int, dtype: str) -> SpreadSpec:
+    def of(cls, tokens: int, rows: int, d: int, dtype: str, *, permutes: bool = False) -> SpreadSpec:
         """Return the spec for any sizes: the kernel takes whole tiles of rows and columns."""
-        return cls(tokens=padded(tokens, SUBLANES), rows=padded(rows, SUBLANES), d=padded(d, LANES), dtype=dtype)
+        sizes = {"tokens": padded(tokens, SUBLANES), "rows": padded(rows, SUBLANES), "d": padded(d, LANES)}
+        return cls(**sizes, dtype=dtype, permutes=permutes)
 
     @property
     def least_hbm_bytes(self) -> int:
@@ -172,10 +174,11 @@ class SpreadSchedule:
         """Return the time: nothing hides the arrival of the first slab. Rows without an expert are not copied."""
         machine, item = chip.machine, dtype_bytes(spec.dtype)
         rows = spec.rows if used_rows is None else used_rows
+        tokens = rows if spec.permutes else spec.tokens
         registers = -(-self.columns // (LANES * SUBLANES))
         cycles = self.slabs * rows * (COPY_CYCLES + REGISTER_CYCLES * registers)
-        first_us = spec.tokens * self.columns * item / machine.hbm_bytes_per_s * 1e6
-        copy_us = (spec.tokens + rows) * spec.d * item / machine.hbm_bytes_per_s * 1e6 - first_us
+        first_us = tokens * self.columns * item / machine.hbm_bytes_per_s * 1e6
+        copy_us = (tokens + rows) * spec.d * item / machine.hbm_bytes_per_s * 1e6 - first_us
         return first_us + max(copy_us, cycles / machine.clock_hz * 1e6)
 
 

@@ -10,32 +10,41 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.packed_rows import SUBLANES, row_codes
 from systolic.ops.engine.backend import Backend
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
 from systolic.ops.moe.kernel.spread import spread_rows
 from systolic.ops.moe.schedule import CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
 from systolic.schedule.legality import LANES
 from systolic.schedule.vmem import vmem_limit
 
 
-def spread_by_xla(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+def spread_by_xla(backend: Backend, permutes: bool, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
     return x[tokens_of_rows]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def spread_by_pallas(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def spread_by_pallas(backend: Backend, permutes: bool, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
     # Whole tiles of rows and columns, by a copy if they are none.
     padded = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
-    return spread_of_parts(backend, [padded], jnp.zeros(1, jnp.int32), tokens_of_rows, kept)[:, : x.shape[1]]
+    first_rows = jnp.zeros(1, jnp.int32)
+    rows = spread_of_parts(backend, [padded], first_rows, tokens_of_rows, kept, permutes=permutes)
+    return rows[:, : x.shape[1]]
 
 
 def spread_of_parts(
-    backend: Backend, parts: Sequence[Array], first_rows: Array, tokens_of_rows: Array, kept: Array
+    backend: Backend,
+    parts: Sequence[Array],
+    first_rows: Array,
+    tokens_of_rows: Array,
+    kept: Array,
+    *,
+    permutes: bool = False,
 ) -> Array:
     """Return rows of tokens that lie in several arrays of whole tiles, each from one of `first_rows` on."""
     chip, d, all_rows = backend.chip, parts[0].shape[1], tokens_of_rows.size
     assert chip is not None  # else XLA computes it
-    spec = SpreadSpec.of(sum(part.shape[0] for part in parts), all_rows, d, parts[0].dtype.name)
+    tokens = sum(part.shape[0] for part in parts)
+    spec = SpreadSpec.of(tokens, all_rows, d, parts[0].dtype.name, permutes=permutes)
     schedule = SpreadSchedule.of(spec, chip)
     codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
     chunk_rows = CHUNK_BLOCKS * schedule.rows

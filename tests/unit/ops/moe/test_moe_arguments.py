@@ -28,6 +28,8 @@ IDS, WEIGHTS = np.zeros((4, 2), np.int32), jnp.ones((4, 2))
         ({"top_k": 4}, "top_k=4.*from 1 to 3"),
         ({"capacity": 0}, "capacity=0"),
         ({"axis_name": "expert"}, "not an axis of the mesh"),
+        ({"form": "all-to-all"}, "form='all-to-all' is of a layer over several devices"),
+        ({"form": "all to all", "axis_name": "expert"}, "form='all to all'.*all-to-all"),
         ({"routing": (IDS,)}, "1 arrays of routing"),
         ({"routing": (IDS, WEIGHTS)}, "but top_k=1; leave it out"),
         ({"routing": (IDS + 3, WEIGHTS), "top_k": None}, "from 3 to 3; use numbers from 0 to 2"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 import systolic
 from systolic.chips import CHIPS
 from systolic.ops.moe import permuting
-from systolic.ops.moe.forms import Form, combine_form, scatter_form, spread_form
+from systolic.ops.moe.forms import DEVICE_FORMS, Form, combine_form, scatter_form, spread_form
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
+from systolic.ops.moe.wire import all_to_all_us
 from systolic.spec import SpecError
 
 LAYER = systolic.MoeSpec(m=4096, k=4096, n=1536, experts=128, top_k=8, dtype="bfloat16")
@@ -63,6 +66,65 @@ def test_devices_share_the_experts_and_send_the_tokens() -> None:
     assert eight.time_us < one.time_us / 3
     with pytest.raises(SpecError, match="divisor"):
         dataclasses.replace(LAYER, devices=3)
+
+
+@pytest.mark.parametrize(
+    ("chip", "changes", "form"),
+    [
+        ("v6e", {}, "all-gather"),  # 8 experts of a token on 8 devices
+        ("v6e", {"top_k": 2, "experts": 8, "n": 14336}, "all-to-all"),
+        ("v5e", {"top_k": 2, "devices": 16, "m": 8192}, "all-to-all"),
+        ("v7x", {"devices": 64, "m": 16384, "experts": 256, "k": 7168, "n": 2048}, "all-to-all"),
+    ],
+)
+def test_rows_are_sent_to_few_of_many_devices(chip: str, changes: dict[str, int], form: str) -> None:
+    spec = dataclasses.replace(EIGHT, **changes)
+    plan = systolic.plan_moe(spec, chip)
+    plans = {name: systolic.plan_moe(spec, chip, form=name) for name in DEVICE_FORMS}
+    assert plan == plans[form] == min(plans.values(), key=lambda plan: plan.time_us)
+    (other,) = plans.keys() - {form}
+    assert re.match(
+        rf"{form}: .*; {plan.time_us:,.1f} µs by arithmetic, {other} {plans[other].time_us:,.1f}", plan.form
+    )
+    names = [part.name for part in plans["all-to-all"].parts]
+    assert [name for name in names if "all-to-all" in name] == ["all-to-all", "all-to-all of results"]
+    with pytest.raises(SpecError, match="over several devices"):
+        systolic.plan_moe(dataclasses.replace(spec, devices=1), chip, form="all-to-all")
+
+
+@pytest.mark.parametrize(("chip", "devices", "share"), [("v6e", 8, 1.0), ("v5e", 64, 2.0), ("v5e", 256, 2.0)])
+def test_half_of_the_rows_pass_the_middle_of_a_slice(chip: str, devices: int, share: float) -> None:
+    """2x4: 4 devices send half over two links. 8x8: 32 over eight. 16x16: 128 over sixteen rings, both ways round."""
+    links = CHIPS[chip].links
+    assert links is not None
+    sent_bytes = 2**20
+    assert all_to_all_us(sent_bytes, devices, CHIPS[chip]) == pytest.approx(
+        share * sent_bytes / links.bytes_per_s * 1e6
+    )
+
+
+@pytest.mark.exhaustive  # four programs are traced
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_the_layer_takes_the_form_of_its_plan(top_k: int) -> None:
+    devices, tokens, d, f, experts = 8, 2048, 512, 256, 8
+    spec = systolic.MoeSpec(
+        m=devices * tokens, k=d, n=f, experts=experts, top_k=top_k, dtype="bfloat16", devices=devices
+    )
+    mesh = AbstractMesh((devices,), ("expert",), axis_types=(AxisType.Auto,))
+    shapes = (devices * tokens, d), (devices * tokens, experts), (experts, d, f), (experts, d, f), (experts, f, d)
+
+    def text(**more: Any) -> str:
+        local = functools.partial(systolic.moe, top_k=top_k, axis_name="expert", chip="v6e", **more)
+        layer = jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+        return str(jax.make_jaxpr(layer)(*(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)))
+
+    is_sent = systolic.plan_moe(spec, "v6e").form.startswith("all-to-all")
+    assert is_sent == (top_k == 1)
+    name = "systolic_ragged_all_to_all"
+    assert (name in text()) == is_sent
+    assert name in text(form="all-to-all")
+    assert name not in text(form="all-gather")
+    assert name not in text(implementation="xla")
 
 
 def test_sums_are_sent_by_another_kernel_where_their_pieces_are_no_whole_granules() -> None:

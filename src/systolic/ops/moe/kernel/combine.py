@@ -21,8 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
+from systolic.kernels.packed_rows import SUBLANES, PackedRows, in_tiles
 from systolic.ops.moe.schedule import SUMMED_TOKENS, CombineSchedule, CombineSpec
 from systolic.schedule.legality import LANES
 
@@ -46,13 +45,6 @@ class _Refs(NamedTuple):
     rows: Any  # a buffer of `PackedRows`
     sums: Any  # float32 [2 · registers · 8, 128]: of 16 tokens, in tiles of eight
     rows_sem: Any
-
-
-def in_tiles(results: Shaped[Array, "rows d"], interpret: bool | pltpu.InterpretParams) -> Array:
-    """Return results in HBM as [tiles, registers, 8, 128]."""
-    rows, d = results.shape
-    tiles = results.reshape(rows // SUBLANES, SUBLANES, d // LANES, LANES).transpose(0, 2, 1, 3)
-    return tiles if interpret else from_hbm(tiles)
 
 
 def combine_rows(

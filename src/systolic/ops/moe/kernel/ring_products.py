@@ -23,10 +23,9 @@ from jaxtyping import Int, Shaped
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.epilogue import Fn, apply_epilogue
 from systolic.kernels.launch import from_hbm
+from systolic.kernels.packed_rows import SUBLANES, PackedRows, in_tiles
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.kernel.combine import in_tiles
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
 from systolic.ops.moe.kernel.ring_tokens import Travel
 from systolic.ops.moe.ring_products import ROW_TILE, STAGES, RingProductsSchedule, RingProductsSpec
 from systolic.schedule.legality import LANES

@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.ring_products import ROW_TILE, SUM_STAGES, ScatterProductsSchedule
 from systolic.ops.moe.ring_schedule import WAYS, Field
 from systolic.schedule.legality import LANES

@@ -10,9 +10,9 @@ from typing import Any
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.kernels.ring import Act
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
 from systolic.ops.moe.ring_products import RingProductsSpec
 
 

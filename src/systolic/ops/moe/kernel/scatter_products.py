@@ -20,8 +20,8 @@ from jaxtyping import Float, Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import Walk
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.kernel.ring_sums import Sends
 from systolic.ops.moe.kernel.summed_products import Block, SummedProducts
 from systolic.ops.moe.ring_products import SUM_STAGES, ScatterProductsSchedule

@@ -19,8 +19,8 @@ from jaxtyping import Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
+from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.kernels.ring import Act
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
 from systolic.ops.moe.schedule import BLOCK_SLOTS, CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
 from systolic.schedule.legality import LANES
 
@@ -64,7 +64,7 @@ def spread_rows(
         part.reshape(part.shape[0] // SUBLANES, SUBLANES, registers, LANES).transpose(0, 2, 1, 3) for part in parts
     ]
     out = pl.pallas_call(
-        functools.partial(_kernel, schedule, tokens, rows, len(parts)),
+        functools.partial(_kernel, spec, schedule, tokens, rows, len(parts)),
         grid=(schedule.slabs, schedule.chunks),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
@@ -88,17 +88,22 @@ def spread_rows(
     return out.transpose(0, 2, 1, 3).reshape(spec.rows, spec.d)
 
 
-def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any) -> None:
+def _kernel(
+    spec: SpreadSpec, schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any
+) -> None:
     slab, chunk = pl.program_id(0), pl.program_id(1)
     kept, first_tiles, codes, *rest = refs
     refs = _Refs(kept, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
     registers, block_tiles = tokens.registers, rows.tiles
+    kept_tiles = lax.div(refs.kept[0] + SUBLANES - 1, SUBLANES)
 
     def arrival(slab: Any, act: Act) -> None:
         slot = lax.rem(slab, schedule.slots)
         for part, x in enumerate(refs.parts):
-            target = tokens.in_tiles(refs.tokens).at[slot, pl.ds(refs.first_tiles[part], x.shape[0])]
-            act(pltpu.make_async_copy(x.at[:, pl.ds(slab * registers, registers)], target, refs.tokens_sem.at[slot]))
+            count = jnp.maximum(kept_tiles, 1) if spec.permutes else x.shape[0]
+            target = tokens.in_tiles(refs.tokens).at[slot, pl.ds(refs.first_tiles[part], count)]
+            source = x.at[pl.ds(0, count), pl.ds(slab * registers, registers)]
+            act(pltpu.make_async_copy(source, target, refs.tokens_sem.at[slot]))
 
     def start(slab: Any) -> None:
         arrival(slab, lambda copy: copy.start())
@@ -110,7 +115,6 @@ def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, part
             pl.when(slab + 1 < schedule.slabs)(lambda: start(slab + 1))
         arrival(slab, lambda copy: copy.wait())
 
-    kept_tiles = lax.div(refs.kept[0] + SUBLANES - 1, SUBLANES)
     used_blocks = lax.div(kept_tiles + block_tiles - 1, block_tiles)
 
     def departure(step: Any) -> Any:

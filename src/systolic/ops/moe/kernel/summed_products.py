@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.kernels.ring import Act, Ring
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.ring_products import ROW_TILE, ScatterProductsSchedule
 from systolic.schedule.legality import LANES
 

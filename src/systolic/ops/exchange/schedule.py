@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 FETCH_SLOTS = 2  # blocks of the operand in VMEM
-SEND_SLOTS = 8  # blocks on their way: devices get blocks in turn, and a far one must not delay the next
+# Blocks on their way: devices get blocks in turn, and a far one must not delay the next.
+# Source: simulated on v5e 4x4, 8,192 tokens to 2 of 128 experts: 337 µs with 8, 270 with 16 and with 32.
+SEND_SLOTS = 16
 GUARD_TILES = 1  # before and after a fetched block: rows next to a slice are read there, and used nowhere
 _BLOCK_BYTES = 512 * 1024  # of a block: 6 µs on a link, so that starting its copies does not count
 _MAX_BLOCK_TILES = 32

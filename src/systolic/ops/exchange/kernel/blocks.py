@@ -11,9 +11,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.ops.moe.exchange_schedule import FETCH_SLOTS, GUARD_TILES, SEND_SLOTS, ExchangeSpec
-from systolic.ops.moe.exchange_tables import Slice
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows, row_codes
+from systolic.kernels.packed_rows import SUBLANES, PackedRows, row_codes
+from systolic.ops.exchange.schedule import FETCH_SLOTS, GUARD_TILES, SEND_SLOTS, ExchangeSpec
+from systolic.ops.exchange.tables import Slice
 
 _TILE_SHIFT = SUBLANES.bit_length() - 1
 

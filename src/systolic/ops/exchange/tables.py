@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.kernels.packed_rows import SUBLANES
 
 
 class Slices(NamedTuple):

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
 
+from systolic.kernels.launch import from_hbm
 from systolic.schedule.legality import LANES
 from systolic.spec import dtype_bytes
 
@@ -31,6 +33,13 @@ def row_codes(rows: Any, registers: int, dtype: str) -> Any:
     word = rows // SUBLANES * (registers * SUBLANES // pack) + sublane // pack
     shift = 16 * (pack - 1 - sublane % pack)
     return (word << _SHIFT_BITS) + shift
+
+
+def in_tiles(array: Shaped[Array, "rows d"], interpret: bool | pltpu.InterpretParams) -> Array:
+    """Return an array in HBM as [tiles, registers, 8, 128]."""
+    rows, d = array.shape
+    tiles = array.reshape(rows // SUBLANES, SUBLANES, d // LANES, LANES).transpose(0, 2, 1, 3)
+    return tiles if interpret else from_hbm(tiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

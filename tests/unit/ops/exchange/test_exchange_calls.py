@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import systolic
-from systolic.ops.moe.exchange_schedule import ExchangeSchedule, ExchangeSpec
-from systolic.ops.moe.exchange_tables import Edge, Slices, tables
+from systolic.ops.exchange.schedule import ExchangeSchedule, ExchangeSpec
+from systolic.ops.exchange.tables import Edge, Slices, tables
 from systolic.schedule import IllegalTilesError
 from systolic.spec import SpecError
 

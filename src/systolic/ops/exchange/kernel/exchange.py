@@ -20,18 +20,17 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.packed_rows import SUBLANES, PackedRows, in_tiles
 from systolic.ops.collective.kernel.walk import devices_along
-from systolic.ops.moe.exchange_schedule import FETCH_SLOTS, GUARD_TILES, SEND_SLOTS, ExchangeSchedule, ExchangeSpec
-from systolic.ops.moe.exchange_tables import Edge
-from systolic.ops.moe.kernel.combine import in_tiles
-from systolic.ops.moe.kernel.exchange_blocks import (
+from systolic.ops.exchange.kernel.blocks import (
     ExchangeRefs,
     by_powers_of_two,
     equal_copy,
     send_all,
     wait_for_slot,
 )
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
+from systolic.ops.exchange.schedule import FETCH_SLOTS, GUARD_TILES, SEND_SLOTS, ExchangeSchedule, ExchangeSpec
+from systolic.ops.exchange.tables import Edge
 from systolic.schedule.legality import LANES
 
 
@@ -44,6 +43,7 @@ def exchanged(
     *,
     axis_name: str,
     collective_id: int,
+    reads_hbm: bool,
     spec: ExchangeSpec,
     schedule: ExchangeSchedule,
     vmem_limit_bytes: int,
@@ -80,7 +80,7 @@ def exchanged(
         compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_ragged_all_to_all_{spec.dtype}_{spec.rows}_{spec.d}",
-    )(slices, edges, counts, in_tiles(x, True), in_tiles(output, True))
+    )(slices, edges, counts, in_tiles(x, bool(interpret) or not reads_hbm), in_tiles(output, True))
     return out.transpose(0, 2, 1, 3).reshape(spec.out_rows, spec.d)
 
 

@@ -14,14 +14,14 @@ from jax import Array, lax
 
 from systolic.compat import varying_alike
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.arguments import axis_size, barrier_number
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.linear import linear
-from systolic.ops.moe.exchange_schedule import ExchangeSchedule, ExchangeSpec
-from systolic.ops.moe.exchange_tables import Slices, tables
-from systolic.ops.moe.kernel.exchange import exchanged
-from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.ops.exchange.kernel.exchange import exchanged
+from systolic.ops.exchange.schedule import ExchangeSchedule, ExchangeSpec
+from systolic.ops.exchange.tables import Slices, tables
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
 from systolic.schedule.vmem import vmem_limit
 from systolic.spec import SpecError
@@ -37,6 +37,7 @@ class _Exchange:
     backend: Backend
     axis: str
     collective_id: int
+    reads_hbm: bool
 
     @property
     def effects(self) -> frozenset[Any]:
@@ -121,6 +122,7 @@ def _by_pallas(exchange: _Exchange, x: Array, output: Array, slices: Slices) -> 
             lax.bitcast_convert_type(padded_out, moved),
             axis_name=exchange.axis,
             collective_id=exchange.collective_id,
+            reads_hbm=exchange.reads_hbm,
             spec=spec,
             schedule=schedule,
             vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
@@ -152,9 +154,19 @@ def _whole_tiles(rows: Array, least: int) -> Array:
 
 
 def computed(
-    backend: Backend, given: Any, output: Any, *offsets_and_sizes: Any, axis_name: Any, collective_id: int | None
+    backend: Backend,
+    given: Any,
+    output: Any,
+    *offsets_and_sizes: Any,
+    axis_name: Any,
+    collective_id: int | None = None,
+    reads_hbm: bool = False,
 ) -> Array:
-    """Check the arguments; return the output with the rows that arrive."""
+    """Check the arguments; return the output with the rows that arrive.
+
+    With `reads_hbm` XLA keeps the operand in HBM. In VMEM, where it keeps it if it can, it is read sooner, but a kernel
+    that copies row by row writes it there more slowly.
+    """
     devices = axis_size(axis_name)
     x, output = jnp.asarray(given), jnp.asarray(output)
     if not x.ndim or not output.ndim or x.shape[1:] != output.shape[1:] or x.dtype != output.dtype:
@@ -180,5 +192,6 @@ def computed(
     arrays = [array.astype(jnp.int32) for array in named.values()]
     # Where JAX checks what varies over the mesh, what arrives varies over the axis.
     *arrays, x, flat_output, _ = varying_alike([*arrays, *flat, lax.axis_index(axis_name)])
-    exchange = _Exchange(backend=backend, axis=axis_name, collective_id=barrier_number(axis_name, collective_id))
+    number = barrier_number(axis_name, collective_id)
+    exchange = _Exchange(backend=backend, axis=axis_name, collective_id=number, reads_hbm=reads_hbm)
     return _exchanged(exchange, x, flat_output, Slices(*arrays)).reshape(output.shape)

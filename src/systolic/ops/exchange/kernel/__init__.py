@@ -1,0 +1,1 @@
+"""The Pallas kernel of a ragged all-to-all, and its sender."""

@@ -1,0 +1,121 @@
+"""The plans of layers over devices: all get all tokens, or rows go to the devices of their experts."""
+
+from __future__ import annotations
+
+from systolic.chips import Chip
+from systolic.ops.moe.forms import combine_form, exchange_form, scatter_form, spread_form
+from systolic.ops.moe.plan_parts import MoePart, moved, product_parts
+from systolic.ops.moe.ring_products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
+from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
+from systolic.ops.moe.spec import MoeSpec
+from systolic.ops.moe.wire import ring_us
+from systolic.spec import dtype_bytes
+
+# Of XLA's all-gather, the share of the time that links are busy.
+# Source: simulated on v6e 2x4, 4,096 tokens of 4,096 bfloat16: 163 µs of 170.
+_GATHER_SHARE = 0.96
+
+
+def products(spec: MoeSpec, chip: Chip, room: int) -> tuple[list[MoePart], list[MoePart]]:
+    """Return the parts of the products by gate and up, and by down."""
+    here = spec.experts // spec.devices
+    gate_up = product_parts("gate and up", spec, chip, here, room, k=spec.k, n=spec.n, gated=True)
+    return gate_up, product_parts("down", spec, chip, here, room, k=spec.n, n=spec.k, gated=False)
+
+
+def sorted_form(spec: MoeSpec) -> str:
+    """Describe the copies of rows in the order of experts."""
+    rows = -(-spec.m * spec.top_k // spec.devices)
+    moved_mb = rows * spec.k * dtype_bytes(spec.dtype) / 1e6
+    return f"sorted: {rows:,} rows are copied in the order of experts, {moved_mb:,.1f} MB written and read again"
+
+
+def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
+    """Return the form in words, and the parts of a layer whose tokens are gathered by all devices."""
+    rows = spec.m * spec.top_k
+    used_rows = -(-rows // spec.devices)
+    sums = CombineSpec.of(
+        tokens=spec.m,
+        top_k=spec.top_k,
+        experts=spec.experts // spec.devices,
+        d=spec.k,
+        dtype=spec.dtype,
+        dtype_out=spec.dtype,
+    )
+    gate_up, down = products(spec, chip, rows)
+    form = sorted_form(spec)
+    parts = [
+        moved("rows of tokens", spread_form(SpreadSpec.of(spec.m, rows, spec.k, spec.dtype), chip, used_rows)),
+        *gate_up,
+        *down,
+    ]
+    gather_us = ring_us(sums, spec.devices, chip) / _GATHER_SHARE
+    why = "tokens of all devices, while their choices are sorted"
+    ring_spec = RingProductsSpec(
+        devices=spec.devices,
+        tokens=spec.m,
+        choices=rows,
+        experts=spec.experts // spec.devices,
+        d=spec.k,
+        f=spec.n,
+        products=2,
+        dtype=spec.dtype,
+    )
+    ring = RingProductsSchedule.of(ring_spec, chip)
+    if ring is not None:
+        gather_us /= ring.slabs
+        why = f"the first {ring.columns:,} columns of all devices' tokens, while their choices are sorted"
+        parts = [_on_ring(ring_spec, ring, chip), *down]
+        form = f"tokens travel {ring.columns:,} columns at a time round the ring of a mesh that is set, in products"
+    scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)
+    names = ("sums of tokens", "reduce-scatter") if len(scattering) > 1 else ("sums of tokens and reduce-scatter",)
+    rest = [moved(name, form) for name, form in zip(names, scattering, strict=True)]
+    if ring is not None:
+        scatter = ScatterProductsSchedule.of(ring_spec, spec.top_k, ring.rows, chip)
+        if scatter is not None:
+            parts, rest = parts[:1], [_with_sums(ring_spec, scatter, chip, ring_us(sums, spec.devices, chip))]
+    parts = [MoePart(name="all-gather", by="XLA", why=why, time_us=gather_us), *parts, *rest]
+    return form, parts
+
+
+def _on_ring(spec: RingProductsSpec, schedule: RingProductsSchedule, chip: Chip) -> MoePart:
+    why = (
+        f"tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of {schedule.panel:,} rows stay in "
+        "VMEM: weights are read once for so many rows"
+    )
+    return MoePart(name="gate and up", by="a kernel", why=why, time_us=schedule.time_us(spec, chip))
+
+
+def _with_sums(spec: RingProductsSpec, schedule: ScatterProductsSchedule, chip: Chip, links_us: float) -> MoePart:
+    why = f"sums of {schedule.columns:,} columns are sent round the ring while the next ones are multiplied"
+    name = "down, sums of tokens and reduce-scatter"
+    return MoePart(name=name, by="a kernel", why=why, time_us=schedule.time_us(spec, chip, links_us))
+
+
+def all_to_all_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
+    """Return the form in words, and the parts of a layer whose rows go to the devices of their experts."""
+    here, tokens = spec.experts // spec.devices, spec.m // spec.devices
+    rows = tokens * spec.top_k
+    sums = CombineSpec.of(
+        tokens=tokens,
+        top_k=spec.top_k,
+        experts=spec.experts,
+        d=spec.k,
+        dtype=spec.dtype,
+        dtype_out=spec.dtype,
+    )
+    room = spec.m * min(spec.top_k, here)
+    regrouped = spread_form(SpreadSpec.of(room, room, spec.k, spec.dtype, permutes=True), chip, rows)
+    gate_up, down = products(spec, chip, room)
+    sent = exchange_form(spec, chip)
+    form = f"{rows:,} rows of each device are sent to the devices of their experts, and as many results back"
+    return form, [
+        moved("rows of tokens", spread_form(SpreadSpec.of(tokens, rows, spec.k, spec.dtype), chip)),
+        moved("all-to-all", sent),
+        moved("rows of experts", regrouped),
+        *gate_up,
+        *down,
+        moved("rows of devices", regrouped),
+        moved("all-to-all of results", sent),
+        moved("sums of tokens", combine_form(sums, chip, rows)),
+    ]

@@ -1,0 +1,92 @@
+"""Parts of the plans of layers of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.grouped.spec import GroupedSpec, multiplies_codes, reads_codes, shared_columns
+from systolic.ops.moe.forms import Form
+from systolic.ops.moe.spec import MoeSpec
+from systolic.ops.planner import plan
+from systolic.spec import dtype_bytes, format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoePart:
+    """One part of a layer.
+
+    Attributes:
+      name: such as "down".
+      by: "a kernel" or "XLA".
+      why: the kernel and its tiles, or the reason for XLA.
+      time_us: by arithmetic, or of the winner of `systolic tune`.
+    """
+
+    name: str
+    by: str
+    why: str
+    time_us: float
+
+
+def moved(name: str, form: Form) -> MoePart:
+    """Return the part that moves rows in this way."""
+    by = "a kernel" if form.by_kernel else "XLA"
+    return MoePart(name=name, by=by, why=form.reason, time_us=form.time_us)
+
+
+def product_parts(
+    name: str, spec: MoeSpec, chip: Chip, groups: int, room: int, *, k: int, n: int, gated: bool
+) -> list[MoePart]:
+    """Return a product, after the part that dequantizes its matrices if the kernel does not read their codes.
+
+    Args:
+      room: for rows of all `groups`, of which not all may be used.
+    """
+    parts, dtype_rhs = list[MoePart](), spec.dtype_rhs
+    if dtype_rhs and not reads_codes(dtype_rhs, k, spec.rhs_block or k, chip):
+        numbers = groups * k * n * (2 if gated else 1)
+        moved_bytes = format_bytes(dtype_rhs, numbers) + numbers * dtype_bytes(spec.dtype)
+        why = f"the kernel does not read {spec.experts_named}: all experts are written in {spec.dtype}"
+        time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
+        parts.append(MoePart(name=f"dequantize {name}", by="XLA", why=why, time_us=time_us))
+        dtype_rhs = None
+    row_format = spec.quantize_lhs if dtype_rhs else None
+    if row_format:
+        rows_here, is_multiplied = (
+            spec.m * spec.top_k // spec.devices,
+            multiplies_codes(row_format, dtype_rhs or "", k, chip),
+        )
+        moved_bytes = (
+            rows_here * k * (dtype_bytes(spec.dtype) + dtype_bytes(row_format if is_multiplied else spec.dtype))
+        )
+        why = (
+            f"each row to {row_format}"
+            if is_multiplied
+            else f"to {row_format}, and back to {spec.dtype}: {chip.name} does not multiply both as they are"
+        )
+        time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
+        parts.append(MoePart(name=f"quantize rows of {name}", by="XLA", why=why, time_us=time_us))
+        row_format = row_format if is_multiplied else None
+    has_blocks = dtype_rhs is not None and spec.rhs_block not in (None, k)
+    product = GroupedSpec(
+        m=room,
+        k=k,
+        n=n,
+        groups=groups,
+        rows_per_group=-(-spec.m * spec.top_k // spec.experts),
+        dtype=row_format or spec.dtype,
+        dtype_out=spec.dtype,
+        activation="silu" if gated else "",
+        gated=gated,
+        existing_out=spec.devices > 1,
+        dtype_rhs=dtype_rhs,
+        lhs_scale=row_format is not None,
+        rhs_block=spec.rhs_block if has_blocks else None,
+        scale_columns=shared_columns(n, spec.scale_columns) if has_blocks else 1,
+    )
+    chosen = plan(product, chip)
+    why = f"{chosen.config}, {chosen.provenance}"
+    if dtype_rhs:
+        why = f"codes of {dtype_rhs} are read as they are stored, {why}"
+    return [*parts, MoePart(name=name, by="a kernel", why=why, time_us=chosen.time_us)]
