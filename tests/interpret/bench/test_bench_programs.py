@@ -153,7 +153,9 @@ def test_a_forgotten_bias_is_noticed() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("which", "experts"), [("mlp", 0), ("gated", 0), ("mlp", 3)])
+@pytest.mark.parametrize(
+    ("which", "experts"), [("mlp", 0), ("gated", 0), pytest.param("mlp", 3, marks=pytest.mark.slow)]
+)
 def test_layers(which: Which, experts: int) -> None:
     """Both programs compute the same MLPs and gradients: ours in interpret mode, plain JAX in float32."""
     layers = 2 if which == "mlp" else 1

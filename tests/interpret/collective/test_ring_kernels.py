@@ -122,7 +122,7 @@ IN_PARTS = ("gather", 5, 2, 1, 512, "eager", 1, 3)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_they_are_exact_and_have_no_race(tmp_path: Path, number: int) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]), "[]", devices=8)
 
@@ -134,7 +134,7 @@ def test_two_cores_are_exact_and_have_no_race(tmp_path: Path, case: tuple[Any, .
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("delayed", [[1], [0, 2]], ids=str)
+@pytest.mark.parametrize("delayed", [pytest.param([1], marks=pytest.mark.slow), [0, 2]], ids=str)
 def test_late_devices_change_nothing(tmp_path: Path, delayed: list[int]) -> None:
     cases = [*[(kind, 4, 2, 1, 512, "eager") for kind in ("gather", "scatter")], IN_PARTS]
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(cases), json.dumps(delayed), devices=5)

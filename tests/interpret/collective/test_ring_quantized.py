@@ -121,7 +121,8 @@ assert "systolic_matmul_reduce_scatter" in str(traced.jaxpr)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("devices", "chip", "cores"), [(4, "v6e", 1), (8, "v6e", 1), pytest.param(4, "v5p", 2, marks=pytest.mark.slow)]
+    ("devices", "chip", "cores"),
+    [(4, "v6e", 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, "v6e", 1), (4, "v5p", 2)))],
 )
 def test_they_are_exact_and_have_no_race(tmp_path: Path, devices: int, chip: str, cores: int) -> None:
     run_on_virtual_devices(VALUES, tmp_path, str(devices), chip, devices=devices, cores=cores)

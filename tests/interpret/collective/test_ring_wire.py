@@ -148,8 +148,8 @@ if devices == 4:
     ("devices", "wire_dtypes", "dtypes"),
     [
         (4, "int8", "float32,bfloat16"),
-        pytest.param(4, "float8_e4m3fn,float8_e5m2", "float32,bfloat16", marks=pytest.mark.exhaustive),
-        pytest.param(8, "int8,float8_e4m3fn", "bfloat16", marks=pytest.mark.exhaustive),
+        pytest.param(4, "float8_e4m3fn,float8_e5m2", "float32,bfloat16", marks=pytest.mark.slow),
+        pytest.param(8, "int8,float8_e4m3fn", "bfloat16", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("script", [ROWS, pytest.param(SUMS, marks=pytest.mark.exhaustive)], ids=["rows", "sums"])

@@ -99,8 +99,8 @@ np.testing.assert_array_equal(out, tangent)  # it is linear
         (2, 2, 1, "int32", "random"),  # over one axis of a mesh with two
         (4, 1, 1, "float16", "no rows"),
         (4, 1, 1, "bfloat16", "whole tiles"),
-        (4, 1, 4, "bfloat16", "single rows"),
-        (8, 1, 1, "bfloat16", "random"),
+        pytest.param(4, 1, 4, "bfloat16", "single rows", marks=pytest.mark.slow),
+        pytest.param(8, 1, 1, "bfloat16", "random", marks=pytest.mark.slow),
     ],
 )
 def test_rows_of_all_devices_are_where_numpy_puts_them(

@@ -98,6 +98,6 @@ if by == "xla":
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("by", ["xla", "interpret"])
+@pytest.mark.parametrize("by", [pytest.param("xla", marks=pytest.mark.slow), "interpret"])
 def test_each_device_multiplies_its_part(tmp_path: Path, by: str) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, by)

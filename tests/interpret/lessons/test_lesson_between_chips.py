@@ -50,8 +50,10 @@ def test_on_eight_devices(pool: WorkerPool, collective: RingPart) -> None:
     ("ways", "count"),
     [
         ((1,), 2),  # both neighbours are the same device
-        ((1, -1), 3),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (((1,), 3), ((-1,), 2), ((-1,), 3), ((1, -1), 2))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (((1,), 3), ((-1,), 2), ((-1,), 3), ((1, -1), 2), ((1, -1), 3))
+        ),
     ],
     ids=str,
 )

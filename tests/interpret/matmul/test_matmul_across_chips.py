@@ -91,8 +91,8 @@ close(out, jnp.matmul(*arrays[:2], precision="highest"))
     [
         ("xla", "model", "4"),
         pytest.param("interpret", "model", "4", marks=pytest.mark.exhaustive),
-        pytest.param("interpret", "data,model", "2,2", marks=pytest.mark.exhaustive),
-        pytest.param("interpret", "data,model", "2,4", marks=pytest.mark.exhaustive),
+        pytest.param("interpret", "data,model", "2,2", marks=pytest.mark.slow),
+        pytest.param("interpret", "data,model", "2,4", marks=pytest.mark.slow),
     ],
 )
 def test_values_and_derivatives_are_those_of_float64(

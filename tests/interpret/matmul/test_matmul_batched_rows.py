@@ -69,9 +69,9 @@ with mock.patch.object(across_chips, "chosen", kernel):
     ("implementation", "sizes", "cut"),
     [
         ("xla", "2,2", "sequence"),
-        ("interpret", "1,2", "sequence"),
+        pytest.param("interpret", "1,2", "sequence", marks=pytest.mark.slow),
         ("interpret", "2,2", "sequence"),
-        ("interpret", "1,4", "batch"),
+        pytest.param("interpret", "1,4", "batch", marks=pytest.mark.slow),
     ],
 )
 def test_values_and_gradients_are_those_of_float64(tmp_path: Path, implementation: str, sizes: str, cut: str) -> None:

@@ -72,7 +72,11 @@ with mock.patch.object(across_chips, "chosen", kernel):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("implementation", "axes", "sizes"),
-    [("xla", "data", "4"), ("interpret", "data", "2"), ("interpret", "data,model", "2,2")],
+    [
+        ("xla", "data", "4"),
+        pytest.param("interpret", "data", "2", marks=pytest.mark.slow),
+        ("interpret", "data,model", "2,2"),
+    ],
 )
 def test_values_and_gradients_are_those_of_float64(tmp_path: Path, implementation: str, axes: str, sizes: str) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, implementation, axes, sizes)

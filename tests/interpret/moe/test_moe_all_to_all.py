@@ -84,12 +84,12 @@ for ours, whole in zip(gradients(run), expected, strict=True):
 @pytest.mark.parametrize(
     ("devices", "top_k", "kind", "axes"),
     [
-        (4, 2, "random", "Explicit"),
-        (4, 1, "dropped", "Auto"),
-        (4, 2, "all tokens to one", "Auto"),
-        (4, 1, "random", "Explicit"),
-        (8, 8, "random", "Auto"),
-        (8, 8, "dropped", "Auto"),
+        (4, 1, "dropped", "Explicit"),
+        pytest.param(4, 2, "random", "Explicit", marks=pytest.mark.slow),
+        pytest.param(4, 2, "all tokens to one", "Auto", marks=pytest.mark.slow),
+        pytest.param(4, 1, "random", "Explicit", marks=pytest.mark.slow),
+        pytest.param(8, 8, "random", "Auto", marks=pytest.mark.slow),
+        pytest.param(8, 8, "dropped", "Auto", marks=pytest.mark.slow),
     ],
 )
 def test_a_layer_by_all_to_all_is_that_of_float64(
@@ -100,7 +100,8 @@ def test_a_layer_by_all_to_all_is_that_of_float64(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("devices", "kind", "how"), [(4, "random", "xla"), (4, "dropped", "xla"), (2, "random", "kernels")]
+    ("devices", "kind", "how"),
+    [(4, "random", "xla"), (4, "dropped", "xla"), pytest.param(2, "random", "kernels", marks=pytest.mark.slow)],
 )
 def test_its_gradients_are_those_of_one_device(devices: int, kind: str, how: str, tmp_path: Path) -> None:
     arguments = (str(devices), "2", kind, "Auto", how)

@@ -63,7 +63,7 @@ with jax.set_mesh(mesh):
     ("routing", "devices"),
     [
         ("all tokens to one", 2),
-        pytest.param("none to most", 4, marks=pytest.mark.exhaustive),
+        pytest.param("none to most", 4, marks=pytest.mark.slow),
         pytest.param("random", 2, marks=pytest.mark.exhaustive),
     ],
 )
@@ -212,7 +212,9 @@ np.testing.assert_allclose(ours, expected, atol=3 * 2**-9 * np.abs(expected).max
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("devices", "choices"), [(2, "repeats"), (2, "distinct"), (4, "distinct")])
+@pytest.mark.parametrize(
+    ("devices", "choices"), [(2, "repeats"), (2, "distinct"), pytest.param(4, "distinct", marks=pytest.mark.slow)]
+)
 def test_sums_sent_while_the_next_columns_are_multiplied_are_those_of_float64(
     devices: int, choices: str, tmp_path: Path
 ) -> None:
@@ -276,6 +278,6 @@ with jax.set_mesh(mesh):
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_layer_over_devices_is_that_of_float64_with_its_gradients(tmp_path: Path) -> None:
     run_on_virtual_devices(LAYER, tmp_path, "2", devices=2)

@@ -107,7 +107,7 @@ if by == "xla":
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("by", ["xla", "interpret"])
+@pytest.mark.parametrize("by", [pytest.param("xla", marks=pytest.mark.slow), "interpret"])
 def test_each_device_multiplies_its_part(tmp_path: Path, by: str) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, by)
 
@@ -146,7 +146,7 @@ for rows in (None, "int8"):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("by", ["xla", "interpret"])
+@pytest.mark.parametrize("by", ["xla", pytest.param("interpret", marks=pytest.mark.slow)])
 def test_plain_shard_map(tmp_path: Path, by: str) -> None:
     """Values, and the derivative in rows, each device with rows, columns or a part of k."""
     run_on_virtual_devices(PLAIN, tmp_path, by)
