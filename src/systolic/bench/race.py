@@ -21,7 +21,7 @@ from systolic.schedule import TilesError
 from systolic.spec import Spec, SpecError
 from systolic.timing.experiment import Experiment
 from systolic.timing.on_mesh import on_mesh
-from systolic.timing.opponent import MORE_VMEM_FLAGS, certain, with_more_vmem, xla_repeated_us
+from systolic.timing.opponent import MORE_VMEM_FLAGS, with_more_vmem, xla_repeated_us
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner, Stopped
 
@@ -157,10 +157,10 @@ class _Field:
         except _UNPLANNED as reason:
             error, limits = reason, Limits()
         ended = ours if error is None or ours is not _NOT_RUN else Outcome.failed(self.case.name, error)
-        xla = _xla_time(certain(outcome("xla", spec)))
+        xla = _xla_time(outcome("xla", spec))
         others = {"flagged xla": {"flags": MORE_VMEM_FLAGS}, **{_form(name): {"form": name} for name in self.forms}}
         for who, how in others.items():
-            xla = _faster(xla, _xla_time(certain(outcome(who, spec)), **how), limits)
+            xla = _faster(xla, _xla_time(outcome(who, spec), **how), limits)
         our_time = _our_time(ours, ended, outcome("ours", self.case.even), limits)
         if (our_time.time_us or 0.0) > (_repeated_us(flagged_ours, limits) or math.inf):
             our_time = _our_time(flagged_ours, flagged_ours, outcome("ours", self.case.even), limits)
@@ -258,6 +258,7 @@ def _xla_time(outcome: Outcome, *, flags: Mapping[str, str] | None = None, form:
         time_us=outcome.time_us,
         prefetch_us=outcome.run.prefetch_us if outcome.run is not None else None,
         reason=_why(outcome),
+        assumption=_assumption(outcome),
         error=_error(outcome),
         flags=flags or {},
         form=form,
@@ -280,8 +281,12 @@ def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
         time_us=outcome.time_us,
         reason=peer.reason or _why(outcome),
         error=run.error if run is not None else None,
-        assumption=run.assumptions[0] if run is not None and run.assumptions else "",
+        assumption=_assumption(outcome),
     )
+
+
+def _assumption(outcome: Outcome) -> str:
+    return outcome.run.assumptions[0] if outcome.run is not None and outcome.run.assumptions else ""
 
 
 def _exposed_us(outcome: Outcome) -> float | None:

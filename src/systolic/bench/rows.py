@@ -116,6 +116,7 @@ class XlaTime:
     Attributes:
       prefetch_us: the copy that XLA starts before the call.
       reason: why there is no time.
+      assumption: of the simulator, on which the time rests.
       flags: in addition to both programs' flags, if it is faster with them.
       without_flags_us: XLA's time in repeated calls without them.
       form: how the program is written, if not the usual way.
@@ -124,6 +125,7 @@ class XlaTime:
     time_us: Time | None = field(default=None, metadata={_SAVED_NAME: "xla_us"})
     prefetch_us: Amount | None = field(default=None, metadata={_SAVED_NAME: "xla_prefetch_us"})
     reason: str = field(default="", metadata={_SAVED_NAME: "xla_reason"})
+    assumption: str = field(default="", metadata={_SAVED_NAME: "xla_assumption"})
     error: TimeError | None = field(default=None, metadata={_SAVED_NAME: "xla_error"})
     flags: Mapping[str, str] = field(default_factory=dict, metadata={_SAVED_NAME: "xla_flags"})
     without_flags_us: Time | None = field(default=None, metadata={_SAVED_NAME: "xla_without_flags_us"})
@@ -151,7 +153,7 @@ class PeerTime:
     time_us: Time | None  # simulated
     reason: str = ""  # why there is none
     error: TimeError | None = None
-    assumption: str = ""  # of the simulator, about a value on which the time depends
+    assumption: str = ""  # of the simulator, on which the time rests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,7 @@ def _reasons(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str, str]]:
     for row in rows:
         yield f"{row.case.chip} ours is {row.ours.status}", row.ours.reason, row.case.name
         yield f"{row.case.chip} XLA is", row.xla.reason, row.case.name
+        yield f"{row.case.chip} XLA is timed with an assumption", row.xla.assumption, row.case.name
         yield f"{row.case.chip} the even size is", row.ours.even_reason, row.case.name
         for peer in row.peers:
             yield f"{row.case.chip} {peer.name} is", peer.reason, row.case.name

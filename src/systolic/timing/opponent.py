@@ -58,11 +58,3 @@ def opponent_flags(outcome: Outcome, chip: Chip) -> dict[str, str]:
 def opponent_words(flags: Mapping[str, str]) -> str:
     """Name the flags with which the opponent was faster, from those in addition to its defaults."""
     return f"with {MORE_VMEM_WORDS}" if flags else "with its default flags"
-
-
-def certain(outcome: Outcome) -> Outcome:
-    """Return XLA's outcome, without its time if the simulator had to assume values that the time depends on."""
-    if outcome.run is None or not outcome.run.assumptions:
-        return outcome
-    reason = f"its time depends on values that were assumed: {outcome.run.assumptions[0]}"
-    return Outcome(label=outcome.label, status="not simulated", reason=reason)

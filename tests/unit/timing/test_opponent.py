@@ -10,7 +10,6 @@ from systolic.timing import Measurement
 from systolic.timing.experiment import Experiment
 from systolic.timing.opponent import (
     MORE_VMEM_FLAGS,
-    certain,
     faster_xla,
     opponent_flags,
     xla_experiments,
@@ -90,8 +89,3 @@ def test_a_copy_before_the_call_counts_as_far_as_hbm_has_no_time_for_it() -> Non
     assert faster_xla([early, plain := xla(6.0)], least_hbm_us=7.0) is plain
     assert faster_xla([early, plain], least_hbm_us=5.0) is early
     assert xla_repeated_us(plain, least_hbm_us=5.0) == 6.0
-
-
-def test_a_time_that_hangs_on_assumed_values_is_none() -> None:
-    sure = xla(4.0)
-    assert certain(sure) is sure
