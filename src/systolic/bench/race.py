@@ -143,7 +143,6 @@ class _Field:
         return on_mesh(experiment, mesh, programs.shardings, explicit=explicit)
 
     def row(self, outcomes: Mapping[Key, Outcome]) -> BenchRow:
-
         def outcome(who: Who, spec: Any) -> Outcome:
             return outcomes.get((self.chip.name, who, spec), _NOT_RUN)
 
@@ -274,13 +273,12 @@ def _faster(best: XlaTime, other: XlaTime, limits: Limits) -> XlaTime:
 
 
 def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
-    run = outcome.run
     return PeerTime(
         name=peer.name,
         config=peer.config,
         time_us=outcome.time_us,
         reason=peer.reason or _why(outcome),
-        error=run.error if run is not None else None,
+        error=_error(outcome),
         assumption=_assumption(outcome),
     )
 
