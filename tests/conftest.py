@@ -20,7 +20,7 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 # Looking for garbage among the objects of JAX and of the programs that it traced takes a tenth of the time.
 gc.freeze()
-gc.set_threshold(50_000, 10, 10)
+gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.fixture
