@@ -85,6 +85,7 @@ def gather(index, x):
     return pl.pallas_call(lambda index_smem, *refs: doubled(*refs), out_shape=shape, grid_spec=spec)(index, x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", COPYING)
 def test_scalar_prefetch_fetches_what_the_index_says(simulate: Simulate, name: str) -> None:
     run = simulate(name, gather, INDEX, f32(512, 256))
@@ -270,6 +271,7 @@ def test_words_at_an_offset_in_hbm(simulate: Simulate, name: str) -> None:
     assert copies == sum(table[row * 8 + 2, 0] for row in (3, 17, 41))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["v5e", "v6e", "v7x"])  # one core, which fetches what the list says
 def test_a_kernel_in_a_scan_finds_other_values_every_time(simulate: Simulate, name: str) -> None:
     def large(index, x):

@@ -51,6 +51,7 @@ def test_a_product_that_is_summed_over_a_slice(
     assert "exposed" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_a_ragged_product_beside_the_next_even_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,7 @@ def breaks_libtpu(x):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "shape", "rule", "words", "fix", "line"),
     [

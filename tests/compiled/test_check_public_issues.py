@@ -96,7 +96,7 @@ ISSUES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
 ACCEPTED_SINCE = {"HIGH is not there inside of a kernel", "int8 tiles of 8 rows"}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("issue", ISSUES)
 def test_a_public_issue_is_found(issue: str) -> None:
     fn, args, rule, grade = ISSUES[issue]

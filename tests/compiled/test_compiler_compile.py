@@ -92,6 +92,7 @@ def dumped():
     return [path for path in Path(os.environ["SYSTOLIC_DUMP_DIR"]).rglob("*") if not path.is_dir()]
 
 
+@pytest.mark.exhaustive
 @ALL
 def test_a_plain_function_compiles(pool, target):
     program = compile_in(pool, plain, (square(256), square(256)), target)

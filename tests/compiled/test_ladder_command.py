@@ -66,6 +66,7 @@ def test_float32_on_v5e(ladder: Ladder) -> None:
     assert {row["provenance"] for row in document["rows"] if row["time_us"]} == {"simulated"}
 
 
+@pytest.mark.exhaustive
 def test_int8_is_compiled_and_its_peak_is_its_own(ladder: Ladder) -> None:
     rows = by_rung(ladder("v5", "--chip", "v5e", "--dtype", "int8", "--sizes", "512"))
     row = rows["v5", 512]
@@ -100,6 +101,7 @@ def test_other_chips(ladder: Ladder, chip: str) -> None:
     assert rows["v5", 512]["time_us"] < rows["v3", 512]["time_us"]
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_and_a_second_run(ladder: Ladder) -> None:
     arguments = ("v4", "--chip", "v5e", "--dtype", "bfloat16", "--sizes", "512", "--sweep", "--sweep-trials", "3")
     (first,) = ladder(*arguments)["rows"]

@@ -17,6 +17,7 @@ def chosen(*names: str) -> list[Elementwise | Shaping]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_costs_on_two_chips() -> None:
     operations = chosen("a + b", "abs(a)", "exp(a)", READ, "[8,8,128] to [64,128]")
     priced = costs(operations, [V5E, V6E])

@@ -15,7 +15,7 @@ from systolic.ops.op import op_of
 M, K, N = 4096, 256, 8200  # two tiles of rows; a vocabulary that ends in the middle of a register
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["forward", "gradients"])
 @pytest.mark.parametrize("name", ["v4", "v5e", "v5p", "v6e", "v7x"])

@@ -188,7 +188,7 @@ def moved(run: SimulatedRun) -> int:
     return run.hbm_read_bytes + run.hbm_written_bytes
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CHIPS)
 def test_a_transposed_operand_is_not_copied(pool: WorkerPool, name: str) -> None:
     """HBM bytes are those of the plan, to a hundredth, and one kernel is all that there is."""
@@ -226,7 +226,7 @@ def test_activations_stay_in_vmem_between_products(pool: WorkerPool) -> None:
     assert run.hbm_written_bytes == 2 * 256 * 4096
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in CHIPS), ("v5e", "float32")])
 def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:
     """2000 × 3001 × 1501 moves what the arithmetic says for it, and the rest of the registers in which rows end."""

@@ -79,6 +79,7 @@ OTHER_COMMANDS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "command",
     [*QUICK_COMMANDS, *(pytest.param(command, marks=pytest.mark.exhaustive) for command in OTHER_COMMANDS)],

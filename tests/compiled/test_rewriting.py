@@ -44,6 +44,7 @@ def test_parallel_axes() -> None:
     assert cycles(asked, "v5p") < 0.7 * cycles(product, "v5p")
 
 
+@pytest.mark.exhaustive
 def test_more_vmem() -> None:
     large = functools.partial(product, tile_m=1024, tile_k=512, tile_n=1024)
     with pytest.raises(CompilerRefusal):

@@ -123,6 +123,7 @@ def taken(sizes, x):
     )(sizes, x)
 
 
+@pytest.mark.exhaustive
 def test_each_device_has_its_own_part_of_the_values(pool: WorkerPool, tmp_path: Path) -> None:
     mesh = slice_mesh(CHIP, TOPOLOGY, ring=4)
     fn = jax.shard_map(taken, mesh=mesh, in_specs=(P("ring"), P()), out_specs=P("ring"), check_vma=False)

@@ -10,6 +10,7 @@ from bench_numbers import NotQuotedError, merge, ratio_table
 from quoted_numbers import RENEWERS, ROOT, renewed, rung_us, sentence
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RENEWERS)
 def test_a_page_quotes_its_data(name: str) -> None:
     page = ROOT / name

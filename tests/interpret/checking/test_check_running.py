@@ -152,6 +152,7 @@ def test_a_copy_that_nobody_waits_for() -> None:
     assert outcome.summary.lost == 32 * 128  # NaN is no error of zero
 
 
+@pytest.mark.exhaustive
 def test_a_wait_for_a_copy_that_nobody_starts() -> None:
     finding = one(ran(functools.partial(copied, start=False), COLUMN), "deadlock")
     assert finding.value == "it waits for sem that nobody signals at step 0"

@@ -47,6 +47,7 @@ test()
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.hypothesis
 @pytest.mark.parametrize(
     "devices", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.exhaustive)]

@@ -144,6 +144,7 @@ if devices == 4:
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("devices", "wire_dtypes", "dtypes"),
     [

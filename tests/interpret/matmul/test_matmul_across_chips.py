@@ -86,6 +86,7 @@ close(out, jnp.matmul(*arrays[:2], precision="highest"))
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("implementation", "axes", "sizes"),
     [

@@ -59,6 +59,7 @@ with jax.set_mesh(mesh):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("routing", "devices"),
     [

@@ -63,6 +63,7 @@ def test_many_patterns(mask: np.ndarray, block: int, sweep: int, chip: str) -> N
     assert not races_found()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [pytest.param("v5e", marks=pytest.mark.exhaustive), "v4"])  # of v4 both cores work
 def test_several_chunks_and_panels_of_products(name: str) -> None:
     mask = np.random.default_rng(1).random((5, 4)) < 0.6
@@ -91,6 +92,7 @@ def test_several_chunks_and_panels_of_products(name: str) -> None:
     assert not races_found()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [pytest.param("v5e", marks=pytest.mark.exhaustive), "v4"])
 def test_several_chunks_and_panels_of_a_sampled_product(name: str) -> None:
     chip = little(name, 2 * 4 + 3 + 4 + 1 + 2 + 3)  # panels, rows, blocks of the result, zeros, sums
@@ -134,6 +136,7 @@ def test_what_is_not_there_is_not_read() -> None:
         assert not np.asarray(out)[:, 128:].any()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["dsd", "dds"])
 def test_bias_and_activation(kind: str) -> None:
     matrix, dense = padded(MASK, (128, 128), "float32")

@@ -251,6 +251,7 @@ def test_odd_numbers_are_one_line(capfd: pytest.CaptureFixture[str], arguments: 
     assert err.startswith("systolic")
 
 
+@pytest.mark.exhaustive
 def test_the_largest_sizes_are_planned(capfd: pytest.CaptureFixture[str]) -> None:
     size = str(2**31 - 1)
     assert main(["plan", ",".join([size] * 3), "--batch", size]) == 0

@@ -83,6 +83,7 @@ def test_a_stopped_worker_uses_no_time(tmp_path):
         assert future.result() == "slept"
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_waits_for_ever_is_stopped_by_the_clock():
     with WorkerPool(max_workers=1) as pool, pytest.raises(CompilerTimeout) as caught:
         pool.submit(time.sleep, PATIENCE_S, time_limit_s=0.5, label="waiting").result()
@@ -93,7 +94,7 @@ def test_a_job_that_waits_for_ever_is_stopped_by_the_clock():
     assert "waited for the rest" in str(found)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("task", "arguments"), [(hold, (400 * MIB, PATIENCE_S)), (hold_in_a_child, (400 * MIB,))], ids=["itself", "child"]
 )

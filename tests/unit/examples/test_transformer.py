@@ -53,6 +53,7 @@ def gradients(**changes: Any) -> list[jax.Array]:
     return jax.tree.leaves(jax.jit(jax.grad(function))(parameters_of(), batch_of(TINY)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "changes",
     [

@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import systolic
 from systolic.explaining.entering import values_seen
@@ -28,6 +29,7 @@ def _function(size: int) -> int:
     return _made_of(size)
 
 
+@pytest.mark.exhaustive
 def test_what_acts_once_is_not_forgotten_and_what_is_made_is() -> None:
     for _ in range(2):
         with values_seen() as found:

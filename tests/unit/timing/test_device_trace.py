@@ -112,6 +112,7 @@ def test_a_reader_that_dies_is_an_error_of_the_file(tmp_path: Path, monkeypatch:
         read_trace(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_damaged_profiles_are_read_or_refused() -> None:
     with WorkerPool(max_workers=1) as pool:
         read, refused = pool.submit(_read_damaged, 150).result()

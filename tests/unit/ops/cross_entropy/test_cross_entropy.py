@@ -101,6 +101,7 @@ def test_logits_stay_in_memory_up_to_the_bytes_that_the_caller_allows() -> None:
         assert ((M, N) in kept_shapes(logits)) is are_kept
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_kept_logits_are_those_of_logits_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla, "_CHUNK_BYTES", 4 * N * 8)  # 8 of 30 tokens at once: the last chunk is shorter
 

@@ -74,7 +74,7 @@ def test_arithmetic() -> None:
     assert kept.least_hbm_bytes == least["gated"] + 2 * m * n * 4
 
 
-@pytest.mark.sampled
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("sizes", [(16, 512, 1024), (2048, 4096, 3584)])

@@ -59,6 +59,7 @@ def test_refused(changes: dict[str, Any], named: str) -> None:
         systolic.grouped_matmul(given.pop("lhs"), given.pop("rhs"), given.pop("group_sizes"), **given)
 
 
+@pytest.mark.exhaustive
 def test_dtypes_of_the_result() -> None:
     def dtype(of: Any, **keywords: Any) -> str:
         return systolic.grouped_matmul(LHS.astype(of), RHS.astype(of), SIZES, **keywords).dtype.name

@@ -136,6 +136,7 @@ def test_a_search_never_has_a_larger_error() -> None:
     assert np.mean(error(searched) < error(plain)) > 0.5
 
 
+@pytest.mark.exhaustive
 def test_it_is_a_pytree() -> None:
     q = systolic.quantize(np.ones((8, 4), np.float32), "int4", block=4)
     same = jax.jit(lambda one: one)(q)
