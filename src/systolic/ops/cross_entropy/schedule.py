@@ -188,4 +188,5 @@ def stretch_cycles(spec: CrossEntropySpec, rows: int, columns: int, depth: int, 
     """Return the matrix units' time for one stretch of straight code."""
     machine = chip.machine
     rate = machine.mxu_count * machine.mxu_rows * machine.mxu_columns * mxu_rows_per_cycle(dtype_on(spec, chip), chip)
-    return spec.passes * rows * columns * depth / rate
+    # 128 columns fill half of a unit of 256, as results of the logits and as the depth of x's gradient.
+    return spec.passes * rows * padded(columns, machine.mxu_columns) * depth / rate
