@@ -82,7 +82,7 @@ OTHER_COMMANDS = [
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "command",
-    [*QUICK_COMMANDS, *(pytest.param(command, marks=pytest.mark.exhaustive) for command in OTHER_COMMANDS)],
+    [*QUICK_COMMANDS, *OTHER_COMMANDS],
     ids=lambda command: " ".join((command[0], command[-1])),
 )
 def test_a_file_and_two_words(house: Path, command: tuple[str, ...]) -> None:

@@ -49,8 +49,6 @@ test()
 
 @pytest.mark.exhaustive
 @pytest.mark.hypothesis
-@pytest.mark.parametrize(
-    "devices", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_any_product_is_exact_and_has_no_race(tmp_path: Path, devices: int) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, str(devices), str(examples(40 // devices)), devices=devices)

@@ -82,6 +82,6 @@ if by is None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("by", ["xla or kernel", pytest.param("interpret", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("by", ["xla or kernel", "interpret"])
 def test_cut_arrays(by: str, tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, by)

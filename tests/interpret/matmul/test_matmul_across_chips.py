@@ -91,7 +91,7 @@ close(out, jnp.matmul(*arrays[:2], precision="highest"))
     ("implementation", "axes", "sizes"),
     [
         ("xla", "model", "4"),
-        pytest.param("interpret", "model", "4", marks=pytest.mark.exhaustive),
+        ("interpret", "model", "4"),
         pytest.param("interpret", "data,model", "2,2", marks=pytest.mark.slow),
         pytest.param("interpret", "data,model", "2,4", marks=pytest.mark.slow),
     ],

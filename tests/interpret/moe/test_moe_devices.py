@@ -65,7 +65,7 @@ with jax.set_mesh(mesh):
     [
         ("all tokens to one", 2),
         pytest.param("none to most", 4, marks=pytest.mark.slow),
-        pytest.param("random", 2, marks=pytest.mark.exhaustive),
+        ("random", 2),
     ],
 )
 def test_sums_that_travel_while_others_are_added_up_are_those_of_float64(

@@ -113,7 +113,7 @@ while True:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("rounds", [2, 10])
 def test_kills_lose_nothing_that_was_kept(tmp_path: Path, rounds: int) -> None:
     """Four writers at once, killed at random moments: the file opens, and every trial that ended is in it."""
     store = TrialStore(tmp_path / "trials.sqlite")

@@ -210,7 +210,7 @@ def drawn(random: np.random.Generator) -> Fn:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("count", [40, pytest.param(150, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [40, 150])
 def test_what_is_taken_is_the_same_by_blocks(count: int) -> None:
     """Random functions, most of them of forbidden steps too: none may be taken that blocks compute otherwise."""
     random = np.random.default_rng(0)
