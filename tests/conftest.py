@@ -55,6 +55,7 @@ def _quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     import jax
+    import quick_interpretation  # noqa: F401 -- importing it is enough
 
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)

@@ -16,10 +16,12 @@ def run_on_virtual_devices(script: str, tmp_path: Path, *arguments: str, devices
     Several `cores` of a device run in threads of their own, for which this machine may have too few processors.
     """
     file = tmp_path / "script.py"
-    file.write_text(script)
+    file.write_text(f"import quick_interpretation\n{script}")
     # One more than a mesh has: interpret mode can hang on one that has all.
     flags = f"{quick_flags()} --xla_force_host_platform_device_count={devices + 1}"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    quickly = {"XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": path}
+    environment = {**os.environ, **quickly, "JAX_PLATFORMS": "cpu"}
     if cores > 1:
         environment["NPROC"] = str(8 * devices * cores)
     command = [sys.executable, file, *arguments]

@@ -24,7 +24,9 @@ from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Watch
 from systolic.checking.windows import Windows
 from systolic.chips import Chip
 from systolic.compat import (
+    accesses_compared_at_once,
     all_references,
+    clocks_of_copies,
     conditions_of_runs,
     copies_between_devices_in_order,
     cores_compiled_once,
@@ -40,9 +42,11 @@ from systolic.compat import (
 )
 from systolic.support.bugs import runs_user_code
 
-_ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from \(?-?\d+, -?\d+\)?,? ([^\n]*)"
+_ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from \(?(-?\d+), -?\d+\)?,? ([^\n]*)"
 _RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n(?:.*\n)*?\s+{_ACCESS}\n")
 _PLACE = re.compile(r"(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)? \((?P<name>.*)\)")
+_FIRST_COPY = 100  # reports number copies like devices, from here on
+_COPY_CLOCKS = 16  # so many copies in a row have a clock of their own; races between older ones may go unseen
 _SEMAPHORE = re.compile(r"Semaphore (\d+) has non-zero count[^\n]*: (-?\d+)")
 
 
@@ -76,11 +80,13 @@ class Race:
       accesses: "read" or "write", each with its source line: "file.py:12 in name"; "" outside the kernel.
       memory: the memory of the buffer.
       buffer: the interpreter's number of the buffer, from 0.
+      with_copy: True if a copy makes one of them, and a core the other.
     """
 
     accesses: tuple[tuple[str, str], tuple[str, str]]
     memory: str
     buffer: int
+    with_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +172,8 @@ class Interpreter:
                 all_references(),
                 cores_compiled_once(self._programs),
                 conditions_of_runs(lambda: self._conditions, left_over),
+                accesses_compared_at_once(),
+                clocks_of_copies(_COPY_CLOCKS),
                 copies_between_devices_in_order(),
                 empty_copies(),
                 operands_without_transfers(),
@@ -231,9 +239,11 @@ def _outputs(call: Callable[..., Any], arguments: Sequence[np.ndarray]) -> list[
 
 def _races(text: str) -> Iterator[Race]:
     for match in _RACE.finditer(text):
-        kind, memory, buffer, place, other_kind, _, _, other_place = match.groups()
+        kind, memory, buffer, by, place, other_kind, _, _, other_by, other_place = match.groups()
         accesses = ((kind, _place(place)), (other_kind, _place(other_place)))
-        yield Race(accesses=accesses, memory=memory, buffer=int(buffer) - FIRST_BUFFER)
+        number = int(buffer) - FIRST_BUFFER
+        with_copy = (int(by) < _FIRST_COPY) != (int(other_by) < _FIRST_COPY)
+        yield Race(accesses=accesses, memory=memory, buffer=number, with_copy=with_copy)
 
 
 def _place(text: str) -> str:

@@ -15,6 +15,7 @@ from systolic.checking.interpreting import Conditions, Interpreted, Race, words
 from systolic.checking.watching import first_difference
 
 _MEMORIES = {"nan": "NaN and the largest integers", "zero": "zeros", "large": "large finite numbers"}
+_WAIT = "wait for the copy before its buffer is used, or give the next copy another buffer"
 _PIPELINE = "by Pallas' own copy of a block"
 
 
@@ -27,13 +28,19 @@ def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions
     dependent = list(_dependent(calls, results))
     # Subcores that both do all the work write the same numbers to the same place, as in JAX's guide.
     alike = not dependent and results[0][1].on_subcores
+    independent = not dependent and _both_ways(results)
     seen = set()
     for race in races:
         key = (frozenset(race.accesses), race.buffer)
         if key not in seen:
             seen.add(key)
-            twice = alike and {kind for kind, _ in race.accesses} == {"write"}
-            yield _written_twice(calls, race) if twice else _race(calls, race)
+            kinds = {kind for kind, _ in race.accesses}
+            if alike and kinds == {"write"}:
+                yield _written_twice(calls, race)
+            elif independent and race.with_copy and kinds == {"read", "write"}:
+                yield _read_in_vain(calls, race)
+            else:
+                yield _race(calls, race)
     if not races and any(result.raced for _, result in results):
         yield _race(calls, None)
     if left := next((result for _, result in results if result.semaphore_left), None):
@@ -73,22 +80,44 @@ def _left_in_scratch(
                 return
 
 
+def _both_ways(results: Sequence[tuple[Conditions, Interpreted]]) -> bool:
+    """True if copies came early in one run and late in another, and no unwritten memory reached a result."""
+    both = {conditions.copies for conditions, _ in results} == {"eager", "on_wait"}
+    return both and not any(result.has_nan for _, result in results)
+
+
 def _race(calls: Sequence[KernelCall], race: Race | None) -> Finding:
-    if race is None:
-        value, where = "the race detector found one", ""
-    else:
-        name = buffer_name(calls, race.buffer) or f"a buffer in {race.memory}"
-        first, second = (f"a {kind} {f'at {at}' if at else _PIPELINE}" for kind, at in race.accesses)
-        value = f"{name}: {first}, and {second}, are in no order"
-        where = next((at for _, at in race.accesses if at), "")
     return about(
         calls,
         "race",
-        value=value,
+        value="the race detector found one" if race is None else _accesses(calls, race),
         limit="one of them writes: what is read depends on which comes first",
-        fix="wait for the copy before its buffer is used, or give the next copy another buffer",
-        where=where,
+        fix=_WAIT,
+        where="" if race is None else _line(race),
     )
+
+
+def _read_in_vain(calls: Sequence[KernelCall], race: Race) -> Finding:
+    return about(
+        calls,
+        "race",
+        "warning",
+        value=_accesses(calls, race) + "; no result depended on it, with copies done early or late",
+        limit="what is read depends on which comes first, and must not reach a result: rows that are masked, or not "
+        "stored",
+        fix="if it is meant so, leave it; otherwise " + _WAIT,
+        where=_line(race),
+    )
+
+
+def _accesses(calls: Sequence[KernelCall], race: Race) -> str:
+    name = buffer_name(calls, race.buffer) or f"a buffer in {race.memory}"
+    first, second = (f"a {kind} {f'at {at}' if at else _PIPELINE}" for kind, at in race.accesses)
+    return f"{name}: {first}, and {second}, are in no order"
+
+
+def _line(race: Race) -> str:
+    return next((at for _, at in race.accesses if at), "")
 
 
 def _written_twice(calls: Sequence[KernelCall], race: Race) -> Finding:
@@ -99,7 +128,7 @@ def _written_twice(calls: Sequence[KernelCall], race: Race) -> Finding:
         value=f"several subcores write one place in {race.memory}, in no order, and wrote the same in all runs",
         limit="the work is done twice, or one of the results is lost",
         fix="share the work among all axes of the mesh: core_axis_name=(core, subcore), or the index of both",
-        where=next((at for _, at in race.accesses if at), ""),
+        where=_line(race),
     )
 
 

@@ -29,12 +29,12 @@ from systolic.compat.interpreter import (
     interpreter_reports,
     is_pipeline_write_back,
     left_over_memory,
-    races_found,
     semaphore_waits,
     swap_past_the_end,
     watched_interpreter,
 )
 from systolic.compat.interpreter_conditions import conditions_of_runs
 from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches, operands_without_transfers
+from systolic.compat.races import accesses_compared_at_once, clocks_of_copies, races_found
 from systolic.compat.references import all_references, buffer_view
 from systolic.compat.subcores import interpreted_subcores

@@ -153,14 +153,6 @@ def interpreter_reports() -> Iterator[StringIO]:
         root.removeHandler(handler)
 
 
-def races_found() -> bool:
-    """True if the race detector of TPU interpret mode found a race in the kernel that ran last."""
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-
-    races = interpret_pallas_call.races
-    return races is not None and races.races_found
-
-
 def semaphore_waits() -> set[int]:
     """Return the threads in which a kernel in TPU interpret mode waits for a semaphore.
 

@@ -152,6 +152,40 @@ def test_a_copy_that_nobody_waits_for() -> None:
     assert outcome.summary.lost == 32 * 128  # NaN is no error of zero
 
 
+def halves(x: jax.Array, *, keep: int) -> jax.Array:
+    """`x` with zeros from row `keep` on; it is read whole as its upper half has come."""
+
+    def body(x_hbm, out_vmem, x_vmem, sems):
+        upper, lower = (
+            pltpu.make_async_copy(x_hbm.at[pl.ds(at, 8)], x_vmem.at[pl.ds(at, 8)], sems.at[at // 8]) for at in (0, 8)
+        )
+        upper.start()
+        lower.start()
+        upper.wait()
+        rows = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+        out_vmem[...] = jnp.where(rows < keep, x_vmem[...], 0)
+        lower.wait()
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+        out_specs=pl.BlockSpec(memory_space=pltpu.VMEM),
+        scratch_shapes=[pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA((2,))],
+    )(x)
+
+
+def test_rows_that_are_read_before_they_arrive_are_an_error_if_a_result_depends_on_them() -> None:
+    x = array(16, 128, dtype="float32")
+    masked = one(ran(functools.partial(halves, keep=8), x, seeds=ALL_SEEDS), "race")
+    assert masked.grade == "warning"
+    assert masked.value.endswith("no result depended on it, with copies done early or late")
+    late = ran(functools.partial(halves, keep=9), x, seeds=ALL_SEEDS)
+    assert one(late, "race").grade == "error"
+    # Late copies alone do not show that early ones make no difference.
+    assert one(ran(functools.partial(halves, keep=8), x, seeds=(0,)), "race").grade == "error"
+
+
 @pytest.mark.exhaustive
 def test_a_wait_for_a_copy_that_nobody_starts() -> None:
     finding = one(ran(functools.partial(copied, start=False), COLUMN), "deadlock")
