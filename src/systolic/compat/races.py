@@ -25,7 +25,7 @@ def races_found() -> bool:
 def clocks_of_copies(count: int) -> Iterator[None]:
     """Give the race detector `count` clocks for copies, which they take in turn, so that each run finds the same races.
 
-    JAX has as many as a kernel has cores, and draws one for each copy.
+    JAX has one for each core of the kernel, and draws one for each copy.
     """
     from jax._src.pallas.mosaic.interpret import params, shared_memory
 
@@ -65,9 +65,9 @@ def accesses_compared_at_once() -> Iterator[None]:
                 ordered = all(times[other, buffer].are_ordered(time) for other in others)
                 times[kind, buffer].append(time)
                 if ordered:
-                    *by, _, _, place = access
+                    *core, _, _, place = access
                     frame = line(source_info) if source_info is not None else "pallas_call"
-                    getattr(self, kind)[buffer].append((*by, clock, place, frame))
+                    getattr(self, kind)[buffer].append((*core, clock, place, frame))
             if not ordered:
                 one_by_one(self, *access, source_info=source_info)
 
