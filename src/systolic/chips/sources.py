@@ -102,9 +102,7 @@ CODE_COSTS = CodeCosts(
         "nearer to all",
     ),
     sum_register_cycles=sourced(1.6, "simulated on v7x, taken for every chip: 2048·512·32768 in steps of 256 along k"),
-    chunk_register_cycles=sourced(
-        0.15, "between what first steps in the profiles of v5e (0.0), v6e and v7x (0.3) show"
-    ),
+    chunk_register_cycles=sourced(0.15, "between what first steps in profiles of v5e (0.0), v6e and v7x (0.3) show"),
     quantized_register_cycles=sourced(2.0, "listings for v6e, taken for every chip: eight operations for four slots"),
     bits_register_cycles=sourced(4.0, "listings of libtpu 0.0.42.1: some fifteen operations for four slots"),
     push_bundles=sourced(

@@ -1,4 +1,4 @@
-"""The estimate of a step beside the simulated steps in the profiles of tiles: both follow the same model of the chip."""
+"""The estimate of a step beside the simulated steps in the profiles of tiles, of the same model of the chip."""
 
 import math
 import statistics
