@@ -81,8 +81,8 @@ class StepEstimate:
     fill_cycles: float  # of a subtile: to load the first weights
     drain_cycles_per_row: float  # of a subtile: to get the last results out
     step_cycles: float  # scalar code of one step of the pipeline
-    weight_cycles: float  # to load one tile of weights into a matrix unit; hides behind the same number of rows
-    weight_gap_cycles: float  # between one tile of weights and the next, which nothing hides
+    weight_cycles: float  # the fewest that rows take with one tile of weights, which load meanwhile
+    weight_gap_cycles: float  # for which rows wait while a tile of bfloat16 weights loads; wider weights take longer
     bundles_per_cycle: float  # of straight code, for each cycle that a subtile's products keep the matrix units busy
     bundles_per_register: float  # and for each register of the subtile's output
     bundles_per_made_register: float  # and for each register of an operand that is computed from what is stored

@@ -40,6 +40,10 @@ STEP_ESTIMATE = (
     "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/step_estimate.py calls fitted, by "
     "their mean error in per cent; code: set by hand beside those kernels and the ones of the suites"
 )
+PROFILED_STEP_ESTIMATE = (
+    "times: fitted to the steps of 64 and more rows in all profiles of tiles for the chip, by their mean error in per "
+    "cent, after its constants for pushes of weights had changed; code: set by hand beside the kernels of the suites"
+)
 V5E_STEP_ESTIMATE = "not fitted: it has v5e's matrix units, and takes its numbers"
 CLOUD = (
     "accelerator type: the page of this TPU version beneath "
@@ -98,7 +102,7 @@ CODE_COSTS = CodeCosts(
         "nearer to all",
     ),
     sum_register_cycles=sourced(1.6, "simulated on v7x, taken for every chip: 2048·512·32768 in steps of 256 along k"),
-    chunk_register_cycles=sourced(0.7, "set by hand beside the kernels of the suites, for every chip"),
+    chunk_register_cycles=sourced(0.15, "between what first steps in profiles of v5e (0.0), v6e and v7x (0.3) show"),
     quantized_register_cycles=sourced(2.0, "listings for v6e, taken for every chip: eight operations for four slots"),
     bits_register_cycles=sourced(4.0, "listings of libtpu 0.0.42.1: some fifteen operations for four slots"),
     push_bundles=sourced(

@@ -102,11 +102,11 @@ V6E = with_sources(
         ),
         step_estimate=sourced(
             StepEstimate(
-                fill_cycles=127,
-                drain_cycles_per_row=0.067,
-                step_cycles=13,
+                fill_cycles=147,
+                drain_cycles_per_row=0.112,
+                step_cycles=105,
                 weight_cycles=32,
-                weight_gap_cycles=7.2,
+                weight_gap_cycles=30.4,
                 bundles_per_cycle=1.0,
                 bundles_per_register=0.0,
                 bundles_per_made_register=0.4,
@@ -114,7 +114,7 @@ V6E = with_sources(
                 most_summed_rows=None,
                 unsummed_bundles=1.0,
             ),
-            sources.STEP_ESTIMATE,
+            sources.PROFILED_STEP_ESTIMATE,
         ),
         # The API counts chips.
         cloud=sources.cloud_offer("v6e-1", "v2-alpha-tpuv6e"),

@@ -131,11 +131,11 @@ V7X = with_sources(
         ),
         step_estimate=sourced(
             StepEstimate(
-                fill_cycles=75,
-                drain_cycles_per_row=0.226,
-                step_cycles=58,
+                fill_cycles=142,
+                drain_cycles_per_row=0.136,
+                step_cycles=50,
                 weight_cycles=32,
-                weight_gap_cycles=3.6,
+                weight_gap_cycles=12.6,
                 bundles_per_cycle=0.46,
                 bundles_per_register=0.7,
                 bundles_per_made_register=1.8,
@@ -143,7 +143,7 @@ V7X = with_sources(
                 most_summed_rows=1024,
                 unsummed_bundles=1.65,
             ),
-            sources.STEP_ESTIMATE,
+            sources.PROFILED_STEP_ESTIMATE,
         ),
         code_costs=sources.CODE_COSTS,
         cloud=sourced(

@@ -15,7 +15,7 @@ from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.schedule.blocks import FACTORS, block_shape
 from systolic.schedule.config import KernelConfig, has_last_step, is_made, is_split, is_staged, made_of, row_chunk
 from systolic.schedule.tiles import Tiles
-from systolic.spec import MatmulSpec
+from systolic.spec import MatmulSpec, dtype_bytes
 
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions in an average bundle
@@ -89,7 +89,8 @@ def _slice_cycles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     rows = -(-config.subtile_m // 8) * 8
     weights = math.ceil(config.tiles.tile_k / machine.mxu_rows) * math.ceil(config.subtile_n / machine.mxu_columns)
     rate = mxu_rows_per_cycle(spec.dtype_multiplied, chip)
-    row_cycles = max(rows / rate, cost.weight_cycles) + cost.weight_gap_cycles
+    gap = cost.weight_gap_cycles * dtype_bytes(spec.dtype_multiplied) / dtype_bytes("bfloat16")
+    row_cycles = max(rows / rate + gap, cost.weight_cycles)
     return spec.products * spec.passes * weights * row_cycles / machine.mxu_count
 
 
