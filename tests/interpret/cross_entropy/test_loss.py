@@ -52,6 +52,14 @@ CASES = [
     pytest.param((70, 640, 513), config(64, 640, 128, subtile=(64, 128)), id="spread work, ragged"),
     pytest.param((30, 200, 390), config(16, 200, 128, subtile=(16, 128)), id="k in no whole registers"),
 ]
+# One step; several tiles of rows with a vocabulary that ends in a register; parts of the features, the last of which is
+# shorter and ends in a register; one tile of the vocabulary for several tiles of rows.
+GRADIENTS = [
+    pytest.param((40, 128, 256), config(48, 128, 256, subtile=(48, 256)), id="one step"),
+    pytest.param((96, 256, 700), config(32, 256, 256, subtile=(32, 256)), id="tiles, ragged"),
+    pytest.param((70, 1100, 513), config(64, 512, 128, subtile=(64, 128)), id="parts, ragged"),
+    pytest.param((30, 600, 390), config(16, 128, 512, subtile=(16, 512)), id="one tile of the vocabulary"),
+]
 
 
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
@@ -68,7 +76,7 @@ def test_statistics(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
-@pytest.mark.parametrize(("sizes", "tiles"), CASES)
+@pytest.mark.parametrize(("sizes", "tiles"), GRADIENTS)
 def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None, name: str) -> None:
     x, w, labels = operands(*sizes)
     reference = Reference.of(x, w, labels, soft_cap)
@@ -99,7 +107,7 @@ def test_kept_logits_are_rounded_products_and_the_statistics_are_theirs(
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
-@pytest.mark.parametrize(("sizes", "tiles"), CASES)
+@pytest.mark.parametrize(("sizes", "tiles"), GRADIENTS)
 def test_gradients_from_kept_logits(
     sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None, name: str
 ) -> None:

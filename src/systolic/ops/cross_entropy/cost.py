@@ -18,6 +18,10 @@ from systolic.spec import dtype_bytes
 _TILE_ROWS = (2048, 1024, 512, 256, 128)
 _TILE_COLUMNS = (1024, 512, 256, 128)
 _SUBTILES = (2048, 1024, 512, 256, 128)
+# The columns of a matrix unit of v6e and v7x: parts of 640 features fill three units to 83 %.
+_DEPTH = 256
+# Of the products of a step of the gradients, which is in the code twice.
+_MAX_STEP_CYCLES = 12_800
 # Cycles of a stretch of straight code in which the matrix units fill and drain, and of a grid step with its copies
 # (simulated on v6e: 400 to 560, and 100).
 _STRETCH_CYCLES, _STEP_CYCLES = 400, 100
@@ -55,16 +59,16 @@ def _configs(spec: CrossEntropySpec, chip: Chip) -> tuple[TimedConfig, ...]:
 def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConfig:
     """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     schedule, machine, tiles = LossSchedule.of(spec, config, chip), chip.machine, config.tiles
-    grid_m, grid_n = schedule.grid
-    product, step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip), _STEP_CYCLES
-    if spec.kind == "forward" or not spec.keep_logits:
-        step += product + config.subtiles * _STRETCH_CYCLES
+    grid_m, steps = schedule.grid
+    step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip) + config.subtiles * _STRETCH_CYCLES
     if spec.kind == "gradients":
-        step += 2 * product + schedule.depth // schedule.gradient_part * _STRETCH_CYCLES
+        steps = (steps + schedule.lag) * schedule.parts
+        products = 2 if spec.keep_logits else 3
+        step = products * stretch_cycles(spec, tiles.tile_m, tiles.tile_n, tiles.tile_k, chip) + _STRETCH_CYCLES
     us = 1e6 / machine.clock_hz
     bytes_per_us = machine.hbm_bytes_per_s / 1e6
     first = (tiles.tile_m + tiles.tile_n) * schedule.depth * dtype_bytes(spec.dtype)
-    compute_us = -(-grid_m // chip.cores_per_device) * grid_n * step * us
+    compute_us = -(-grid_m // chip.cores_per_device) * steps * (step + _STEP_CYCLES) * us
     copy_us = schedule.hbm_bytes / bytes_per_us
     ramp_us = first / bytes_per_us + 2 * machine.dma_latency_cycles * us
     modelled = ModelledTime(
@@ -78,22 +82,33 @@ def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConf
 
 def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
     rows, columns = padded(spec.m, ROWS), padded(spec.n, LANES)
-    depth = padded(spec.k, LANES)
     for tile_m in dict.fromkeys(min(tile, rows) for tile in _TILE_ROWS):
         for tile_n in dict.fromkeys(min(tile, columns) for tile in _TILE_COLUMNS):
+            if spec.kind == "gradients":
+                yield from _gradients_space(spec, tile_m, tile_n, chip)
+                continue
             tiles = Tiles(tile_m=tile_m, tile_k=spec.k, tile_n=tile_n)
             for subtile_m in dict.fromkeys(min(subtile, tile_m) for subtile in _SUBTILES):
                 for subtile_n in dict.fromkeys((min(512, tile_n), min(256, tile_n))):
                     if tile_m % subtile_m or tile_n % subtile_n or subtile_m > _max_rows(chip):
                         continue
-                    config = KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
-                    recomputes = spec.kind == "gradients" and not spec.keep_logits
-                    if recomputes and config.subtiles == 1 and tile_m > _SUBTILES[-1]:
-                        continue  # during its products errors of the tile before are computed, again
-                    cycles = stretch_cycles(spec, subtile_m, subtile_n, depth, chip)
-                    if cycles > _max_cycles(spec) and subtile_m > _SUBTILES[-1]:
+                    cycles = stretch_cycles(spec, subtile_m, subtile_n, padded(spec.k, LANES), chip)
+                    if cycles > MAX_STRETCH_CYCLES and subtile_m > _SUBTILES[-1]:
                         continue
-                    yield config
+                    yield KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
+
+
+def _gradients_space(spec: CrossEntropySpec, tile_m: int, tile_n: int, chip: Chip) -> Iterator[KernelConfig]:
+    products = 2 if spec.keep_logits else 3
+    for parts in range(1, -(-spec.k // LANES) + 1):
+        part = -(-spec.k // parts)
+        part = padded(part, _DEPTH if part > _DEPTH else LANES)
+        cycles = products * stretch_cycles(spec, tile_m, tile_n, part, chip)
+        if cycles <= _MAX_STEP_CYCLES or part <= _DEPTH:
+            tiles = Tiles(tile_m=tile_m, tile_k=part, tile_n=tile_n)
+            yield KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=tile_n)
+            if part <= _DEPTH:
+                return
 
 
 def _max_rows(chip: Chip) -> int:
@@ -104,8 +119,3 @@ def _max_rows(chip: Chip) -> int:
     takes 25.0 and 24.4 (simulated).
     """
     return 1024 if chip.machine.weight_push_cycles < 1 else _SUBTILES[0]
-
-
-def _max_cycles(spec: CrossEntropySpec) -> int:
-    """Return the cycles of the longest stretch: the kernel of the gradients has three different ones."""
-    return MAX_STRETCH_CYCLES if spec.kind == "forward" else MAX_STRETCH_CYCLES // 2
