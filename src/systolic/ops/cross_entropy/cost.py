@@ -104,7 +104,7 @@ def _gradients_space(spec: CrossEntropySpec, tile_m: int, tile_n: int, chip: Chi
         part = -(-spec.k // parts)
         part = padded(part, _DEPTH if part > _DEPTH else LANES)
         cycles = products * stretch_cycles(spec, tile_m, tile_n, part, chip)
-        if cycles <= _MAX_STEP_CYCLES or part <= _DEPTH:
+        if cycles <= (2 * MAX_STRETCH_CYCLES if spec.keep_logits else _MAX_STEP_CYCLES) or part <= _DEPTH:
             tiles = Tiles(tile_m=tile_m, tile_k=part, tile_n=tile_n)
             yield KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=tile_n)
             if part <= _DEPTH:

@@ -44,6 +44,9 @@ class LossSchedule:
     stored_depth: int
     columns: int
     cores: int  # each sums its own gradient of w
+    adds_in_units: bool  # matrix units add products of parts of a sum
+    # With kept logits, two slots of errors take turns in code that is there twice; else errors move to the other slot.
+    alternates: bool
     streams_x: bool = False  # for gradients, x passes through VMEM for each tile of the vocabulary
 
     @classmethod
@@ -62,6 +65,8 @@ class LossSchedule:
             depth=depth,
             stored_depth=stored_depth,
             columns=padded(spec.n, LANES),
+            alternates=2 * stretch_cycles(spec, tile_m, config.tiles.tile_n, config.tiles.tile_k, chip) <= MAX_STRETCH_CYCLES,
+            adds_in_units=chip.machine.weight_push_cycles < 1,
         )
         usable_bytes = buffer_bytes(chip)
         if spec.kind == "gradients":

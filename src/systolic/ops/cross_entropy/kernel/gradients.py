@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,8 +37,11 @@ from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_C
 from systolic.schedule import LANES
 from systolic.schedule.sizes import largest_divisor, padded
 
+_MOVED_ROWS = 256  # of errors from one slot to the other at once
 _CLEARED_ROWS = 512  # of w's last tile at once
-_PIECE_FEATURES = 256  # of k, beside whose products comes one piece of elementwise work: columns of a matrix unit
+# Features beside whose products comes one piece of elementwise work: where it is beside the product of w's gradient,
+# errors are loaded as weights for each piece; elsewhere a piece fills the columns of a matrix unit.
+_PIECE_FEATURES, _UNIT_FEATURES = 512, 256
 
 
 def loss_gradients(
@@ -159,13 +163,23 @@ def _kernel(
     copies = SumCopies(schedule, refs, core, i, j, part)
     copies.begin()
     slot, step = lax.rem(j, jnp.int32(2)), functools.partial(_step, schedule, soft_cap, refs, copies)
+    # Two slots whose numbers the compiler does not know may be the same memory to it, and it would compute no products
+    # before errors of the next tile are stored. Where logits are computed again, these are stored first.
     if inputs.kept_vmem is None:
         step(slot)
-    else:
-        # Two slots whose numbers the compiler does not know may be the same memory to it, and it would compute no
-        # products before errors of the next tile were stored. Where logits are computed again, these are stored first.
+    elif schedule.alternates:
         for number in range(2):
             pl.when(slot == number)(functools.partial(step, number))
+    else:
+        step(1)
+
+        @pl.when(part == schedule.parts - 1)
+        def _() -> None:
+            def move(rows: Any) -> None:
+                scratch.errors_vmem[0, rows, :] = scratch.errors_vmem[1, rows, :]
+
+            by_rows(tiles.tile_m, move, _MOVED_ROWS)
+
     copies.end()
 
 
@@ -211,10 +225,9 @@ def _step(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs, co
 
     features = pl.ds(times(copies.part, tiles.tile_k), tiles.tile_k)
     x_vmem = inputs.x_vmem if schedule.streams_x else inputs.x_vmem.at[:, features]
-    dx_vmem = outputs.dx_vmem.at[:, features]
-    at_once = largest_divisor(tiles.tile_k, LANES, _PIECE_FEATURES if scratch.logits_vmem is not None else 512)
-    slices = [slice(first, first + at_once) for first in range(0, tiles.tile_k, at_once)]
     logits_vmem = inputs.kept_vmem if scratch.logits_vmem is None else scratch.logits_vmem.at[1 - slot]
+    piece_features = _PIECE_FEATURES if scratch.logits_vmem is None and schedule.adds_in_units else _UNIT_FEATURES
+    slices = _slices(tiles.tile_k, piece_features)
     piece_rows = padded(-(-tiles.tile_m // (len(slices) * schedule.parts)), ROWS)
     chunk_rows = math.gcd(piece_rows, CHUNK_ROWS)
 
@@ -225,21 +238,12 @@ def _step(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs, co
         starts = (pl.multiple_of(first + chunk, ROWS) for chunk in range(0, piece_rows, chunk_rows))
         return [_convert(schedule, soft_cap, refs, logits_vmem, next_errors_vmem, row, chunk_rows) for row in starts]
 
-    done: list[Array] = []
-    if scratch.logits_vmem is not None:
-        sums = scratch.logits_vmem.at[slot]
-        work = [beside(piece) for piece in range(len(slices))]
-        total = None
-        for piece, within in enumerate(slices):
-            x = after_all(x_vmem[:, within], done)
-            done = work[piece]
-            product = dot(x, inputs.next_w_vmem[within, :], (1, 0), spec)
-            total = product if total is None else total + product
-        sums[...] = total + jnp.where(copies.part > 0, sums[...], 0.0) if schedule.parts > 1 else total
-    keeps = scratch.logits_vmem is None
-    for piece, within in enumerate(slices if keeps else [slice(0, tiles.tile_k)]):
+    def add_to_dx(within: slice, done: list[Array]) -> None:
+        product = dot(after_all(errors_vmem[...], done), inputs.w_vmem[within, :], (1, 1), spec)
+        outputs.dx_vmem.at[:, features][:, within] += product
+
+    def add_to_dw(within: slice, done: list[Array]) -> None:
         total = dot(after_all(x_vmem[:, within], done), errors_vmem[...], (0, 0), spec)
-        done = beside(piece) if keeps else []
         if scratch.sums_vmem is not None:
             sums = scratch.sums_vmem.at[copies.slot, within]
             if schedule.core_grid[1] > 1:
@@ -247,7 +251,42 @@ def _step(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs, co
             sums[...] = total
         if scratch.dw_vmem is not None:
             scratch.dw_vmem[copies.converted_slot, within] = total.astype(scratch.dw_vmem.dtype)
-    dx_vmem[...] += dot(after_all(errors_vmem[...], done), inputs.w_vmem[...], (1, 1), spec)
+
+    whole, done = slice(0, tiles.tile_k), []
+    if scratch.logits_vmem is not None:
+        _add_to_logits(schedule, x_vmem, inputs.next_w_vmem, scratch.logits_vmem.at[slot], copies.part, slices, beside)
+        add_to_dw(whole, done)
+        add_to_dx(whole, done)
+        return
+    host, other = (add_to_dw, add_to_dx) if schedule.adds_in_units else (add_to_dx, add_to_dw)
+    for piece, within in enumerate(slices):
+        host(within, done)
+        done = beside(piece)
+    other(whole, done)
+
+
+def _slices(size: int, most: int) -> list[slice]:
+    length = largest_divisor(size, LANES, most)
+    return [slice(first, first + length) for first in range(0, size, length)]
+
+
+def _add_to_logits(
+    schedule: LossSchedule,
+    x_vmem: Any,
+    w_vmem: Any,
+    sums_vmem: Any,
+    part: Any,
+    slices: list[slice],
+    beside: Callable[[int], list[Array]],
+) -> None:
+    """Add a product to a tile of logits, and compute errors meanwhile, which are stored before the sums."""
+    work = [beside(piece) for piece in range(len(slices))]
+    total = None
+    for within, done in zip(slices, [[], *work], strict=False):
+        product = dot(after_all(x_vmem[:, within], done), w_vmem[within, :], (1, 0), schedule.spec)
+        total = product if total is None else total + product
+    assert total is not None
+    sums_vmem[...] = total + jnp.where(part > 0, sums_vmem[...], 0.0) if schedule.parts > 1 else total
 
 
 def _convert(
