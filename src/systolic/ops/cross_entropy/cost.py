@@ -20,8 +20,11 @@ _TILE_COLUMNS = (1024, 512, 256, 128)
 _SUBTILES = (2048, 1024, 512, 256, 128)
 # The columns of a matrix unit of v6e and v7x: parts of 640 features fill three units to 83 %.
 _DEPTH = 256
-# Of the products of a step of the gradients, which is in the code twice.
-_MAX_STEP_CYCLES = 12_800
+# Of the products of a step of the gradients: 10,000 to 17,000 bundles.
+_MAX_RECOMPUTED_CYCLES, _MAX_KEPT_CYCLES = 12_800, 16_384
+# Of a step of the gradients, in which the matrix units fill and drain and scalar code starts copies, and of a register
+# that is added to x's gradient, for which its product waits (simulated on v6e and v7x: 950 to 1,350 together).
+_GRADIENTS_STEP_CYCLES, _ADDED_REGISTER_CYCLES = 800, 0.1
 # Cycles of a stretch of straight code in which the matrix units fill and drain, and of a grid step with its copies
 # (simulated on v6e: 400 to 560, and 100).
 _STRETCH_CYCLES, _STEP_CYCLES = 400, 100
@@ -59,16 +62,16 @@ def _configs(spec: CrossEntropySpec, chip: Chip) -> tuple[TimedConfig, ...]:
 def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConfig:
     """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     schedule, machine, tiles = LossSchedule.of(spec, config, chip), chip.machine, config.tiles
-    grid_m, steps = schedule.grid
-    step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip) + config.subtiles * _STRETCH_CYCLES
+    grid_m, grid_n = schedule.grid
     if spec.kind == "gradients":
-        steps = (steps + schedule.lag) * schedule.parts
-        products = 2 if spec.keep_logits else 3
-        step = products * stretch_cycles(spec, tiles.tile_m, tiles.tile_n, tiles.tile_k, chip) + _STRETCH_CYCLES
+        tiles_cycles = (grid_n + schedule.lag) * _gradients_cycles(schedule, chip)
+    else:
+        product = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip)
+        tiles_cycles = grid_n * (product + config.subtiles * _STRETCH_CYCLES + _STEP_CYCLES)
     us = 1e6 / machine.clock_hz
     bytes_per_us = machine.hbm_bytes_per_s / 1e6
     first = (tiles.tile_m + tiles.tile_n) * schedule.depth * dtype_bytes(spec.dtype)
-    compute_us = -(-grid_m // chip.cores_per_device) * steps * (step + _STEP_CYCLES) * us
+    compute_us = -(-grid_m // chip.cores_per_device) * tiles_cycles * us
     copy_us = schedule.hbm_bytes / bytes_per_us
     ramp_us = first / bytes_per_us + 2 * machine.dma_latency_cycles * us
     modelled = ModelledTime(
@@ -80,11 +83,23 @@ def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConf
     return TimedConfig(config=config, modelled=modelled, provenance="modelled")
 
 
+def _gradients_cycles(schedule: LossSchedule, chip: Chip) -> float:
+    """Return the cycles of a tile of the vocabulary."""
+    spec, tiles = schedule.spec, schedule.config.tiles
+    product = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, tiles.tile_k, chip)
+    added = tiles.tile_m * tiles.tile_k / (8 * LANES) * _ADDED_REGISTER_CYCLES
+    moved = 0 if schedule.alternates else tiles.tile_m * tiles.tile_n / (ROWS * LANES)
+    step = spec.products * product + added + _GRADIENTS_STEP_CYCLES
+    return schedule.parts * step + (moved if spec.keep_logits else 0)
+
+
 def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
     rows, columns = padded(spec.m, ROWS), padded(spec.n, LANES)
     for tile_m in dict.fromkeys(min(tile, rows) for tile in _TILE_ROWS):
         for tile_n in dict.fromkeys(min(tile, columns) for tile in _TILE_COLUMNS):
             if spec.kind == "gradients":
+                if tile_m > _max_rows(chip):
+                    continue
                 yield from _gradients_space(spec, tile_m, tile_n, chip)
                 continue
             tiles = Tiles(tile_m=tile_m, tile_k=spec.k, tile_n=tile_n)
@@ -99,12 +114,11 @@ def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
 
 
 def _gradients_space(spec: CrossEntropySpec, tile_m: int, tile_n: int, chip: Chip) -> Iterator[KernelConfig]:
-    products = 2 if spec.keep_logits else 3
+    most = _MAX_KEPT_CYCLES if spec.keep_logits else _MAX_RECOMPUTED_CYCLES
     for parts in range(1, -(-spec.k // LANES) + 1):
         part = -(-spec.k // parts)
         part = padded(part, _DEPTH if part > _DEPTH else LANES)
-        cycles = products * stretch_cycles(spec, tile_m, tile_n, part, chip)
-        if cycles <= (2 * MAX_STRETCH_CYCLES if spec.keep_logits else _MAX_STEP_CYCLES) or part <= _DEPTH:
+        if spec.products * stretch_cycles(spec, tile_m, tile_n, part, chip) <= most or part <= _DEPTH:
             tiles = Tiles(tile_m=tile_m, tile_k=part, tile_n=tile_n)
             yield KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=tile_n)
             if part <= _DEPTH:
@@ -112,7 +126,7 @@ def _gradients_space(spec: CrossEntropySpec, tile_m: int, tile_n: int, chip: Chi
 
 
 def _max_rows(chip: Chip) -> int:
-    """Return the most rows of a subtile.
+    """Return the most rows of a subtile, or of a tile of the gradients.
 
     Chips that load weights quickly sum results in a buffer of 1,024 rows, and sums of more are spilled: v7x takes 22.2
     ms for 16384·4096·151936 with 1,024 × 512, 23.7 with 2,048 × 256. On the others more rows pass each weight: v6e

@@ -65,7 +65,7 @@ class LossSchedule:
             depth=depth,
             stored_depth=stored_depth,
             columns=padded(spec.n, LANES),
-            alternates=2 * stretch_cycles(spec, tile_m, config.tiles.tile_n, config.tiles.tile_k, chip) <= MAX_STRETCH_CYCLES,
+            alternates=spec.products * stretch_cycles(spec, tile_m, config.tiles.tile_n, config.tiles.tile_k, chip) <= MAX_STRETCH_CYCLES,
             adds_in_units=chip.machine.weight_push_cycles < 1,
         )
         usable_bytes = buffer_bytes(chip)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -228,13 +227,15 @@ def _step(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs, co
     logits_vmem = inputs.kept_vmem if scratch.logits_vmem is None else scratch.logits_vmem.at[1 - slot]
     piece_features = _PIECE_FEATURES if scratch.logits_vmem is None and schedule.adds_in_units else _UNIT_FEATURES
     slices = _slices(tiles.tile_k, piece_features)
-    piece_rows = padded(-(-tiles.tile_m // (len(slices) * schedule.parts)), ROWS)
+    # The first slice waits for no errors; without a second one, what comes after it waits for them.
+    pieces = max(len(slices) - 1, 1)
+    piece_rows = padded(-(-tiles.tile_m // (pieces * schedule.parts)), ROWS)
     chunk_rows = math.gcd(piece_rows, CHUNK_ROWS)
 
     def beside(piece: int) -> list[Array]:
         """Compute some of the errors."""
         # The last pieces may begin with rows of the piece before.
-        first = jnp.minimum((copies.part * len(slices) + piece) * piece_rows, tiles.tile_m - piece_rows)
+        first = jnp.minimum((copies.part * pieces + piece) * piece_rows, tiles.tile_m - piece_rows)
         starts = (pl.multiple_of(first + chunk, ROWS) for chunk in range(0, piece_rows, chunk_rows))
         return [_convert(schedule, soft_cap, refs, logits_vmem, next_errors_vmem, row, chunk_rows) for row in starts]
 
@@ -254,14 +255,15 @@ def _step(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs, co
 
     whole, done = slice(0, tiles.tile_k), []
     if scratch.logits_vmem is not None:
-        _add_to_logits(schedule, x_vmem, inputs.next_w_vmem, scratch.logits_vmem.at[slot], copies.part, slices, beside)
+        work = [[], *map(beside, range(pieces))][: len(slices)]
+        _add_to_logits(schedule, x_vmem, inputs.next_w_vmem, scratch.logits_vmem.at[slot], copies.part, slices, work)
         add_to_dw(whole, done)
         add_to_dx(whole, done)
         return
     host, other = (add_to_dw, add_to_dx) if schedule.adds_in_units else (add_to_dx, add_to_dw)
     for piece, within in enumerate(slices):
         host(within, done)
-        done = beside(piece)
+        done = beside(piece) if piece < pieces else []
     other(whole, done)
 
 
@@ -277,12 +279,11 @@ def _add_to_logits(
     sums_vmem: Any,
     part: Any,
     slices: list[slice],
-    beside: Callable[[int], list[Array]],
+    work: list[list[Array]],
 ) -> None:
-    """Add a product to a tile of logits, and compute errors meanwhile, which are stored before the sums."""
-    work = [beside(piece) for piece in range(len(slices))]
+    """Add a product to a tile of logits; each slice of the features comes after numbers that depend on some errors."""
     total = None
-    for within, done in zip(slices, [[], *work], strict=False):
+    for within, done in zip(slices, work, strict=True):
         product = dot(after_all(x_vmem[:, within], done), w_vmem[within, :], (1, 0), schedule.spec)
         total = product if total is None else total + product
     assert total is not None
