@@ -10,7 +10,7 @@ from systolic.cost.roofline import dtype_on, mxu_rows_per_cycle
 from systolic.ops.cross_entropy.spec import CrossEntropySpec
 from systolic.schedule import LANES, KernelConfig, Violation, VmemBuffer, total_bytes
 from systolic.schedule.legality import above_matrix, misaligned, require_none, vmem_violations
-from systolic.schedule.sizes import largest_divisor, padded
+from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
@@ -52,11 +52,12 @@ class LossSchedule:
     @classmethod
     def of(cls, spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> LossSchedule:
         """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
-        tile_m = config.tiles.tile_m
+        tile_m, tile_k, tile_n = config.tiles.tile_m, config.tiles.tile_k, config.tiles.tile_n
+        cycles = spec.products * stretch_cycles(spec, tile_m, tile_n, tile_k, chip)
         # A single tile of rows uses one core; in the forward kernel cores share no output.
         cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
         stored_depth = padded(spec.k, ROWS)
-        depth = stored_depth if spec.kind == "forward" else padded(spec.k, config.tiles.tile_k)
+        depth = stored_depth if spec.kind == "forward" else padded(spec.k, tile_k)
         schedule = cls(
             spec=spec,
             config=config,
@@ -65,7 +66,7 @@ class LossSchedule:
             depth=depth,
             stored_depth=stored_depth,
             columns=padded(spec.n, LANES),
-            alternates=spec.products * stretch_cycles(spec, tile_m, config.tiles.tile_n, config.tiles.tile_k, chip) <= MAX_STRETCH_CYCLES,
+            alternates=cycles <= MAX_STRETCH_CYCLES,
             adds_in_units=chip.machine.weight_push_cycles < 1,
         )
         usable_bytes = buffer_bytes(chip)

@@ -1,6 +1,6 @@
 """Errors of logits, the derivative of a loss in them: elementwise work that takes place beside products.
 
-    errors = dlse · exp(logits - lse) + dpicked · (column = label) + dtotal
+errors = dlse · exp(logits - lse) + dpicked · (column = label) + dtotal
 """
 
 from __future__ import annotations

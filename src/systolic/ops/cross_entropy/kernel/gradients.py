@@ -15,7 +15,6 @@ tiles of the vocabulary, in which errors are zero first, and logits are those of
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -25,22 +24,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.dots import dot
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.subtiles import loop, times
-from systolic.ops.cross_entropy.kernel.errors import spread_rows, store_errors
+from systolic.ops.cross_entropy.kernel.errors import spread_rows
 from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Inputs, Outputs, Scratch
-from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, after_all, by_rows
+from systolic.ops.cross_entropy.kernel.gradients_step import gradients_step
+from systolic.ops.cross_entropy.kernel.logits import by_rows
 from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
-from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, ROWS, LossSchedule
+from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, LossSchedule
 from systolic.schedule import LANES
-from systolic.schedule.sizes import largest_divisor, padded
+from systolic.schedule.sizes import largest_divisor
 
 _MOVED_ROWS = 256  # of errors from one slot to the other at once
 _CLEARED_ROWS = 512  # of w's last tile at once
-# Features beside whose products comes one piece of elementwise work: where it is beside the product of w's gradient,
-# errors are loaded as weights for each piece; elsewhere a piece fills the columns of a matrix unit.
-_PIECE_FEATURES, _UNIT_FEATURES = 512, 256
 
 
 def loss_gradients(
@@ -161,7 +157,7 @@ def _kernel(
     _clear_padding(schedule, inputs, jnp.maximum(j - schedule.lag, 0), part)
     copies = SumCopies(schedule, refs, core, i, j, part)
     copies.begin()
-    slot, step = lax.rem(j, jnp.int32(2)), functools.partial(_step, schedule, soft_cap, refs, copies)
+    slot, step = lax.rem(j, jnp.int32(2)), functools.partial(gradients_step, schedule, soft_cap, refs, copies)
     # Two slots whose numbers the compiler does not know may be the same memory to it, and it would compute no products
     # before errors of the next tile are stored. Where logits are computed again, these are stored first.
     if inputs.kept_vmem is None:
@@ -189,8 +185,8 @@ def _clear_padding(schedule: LossSchedule, inputs: Inputs, j: Any, part: Any) ->
 
         @pl.when(part == schedule.parts - 1)
         def _() -> None:
-            rest = pl.ds(schedule.last_features, tiles.tile_k - schedule.last_features)
-            inputs.next_w_vmem[rest, :] = jnp.zeros((rest.size, tiles.tile_n), inputs.next_w_vmem.dtype)
+            shape = tiles.tile_k - schedule.last_features, tiles.tile_n
+            inputs.next_w_vmem[schedule.last_features :, :] = jnp.zeros(shape, inputs.next_w_vmem.dtype)
 
     w_vmem, present = inputs.w_vmem, schedule.spec.n - (schedule.grid[1] - 1) * tiles.tile_n
     if present == tiles.tile_n:
@@ -208,108 +204,3 @@ def _clear_padding(schedule: LossSchedule, inputs: Inputs, j: Any, part: Any) ->
                 w_vmem[rows, columns] = jnp.where(lane < present - column, values, 0.0).astype(w_vmem.dtype)
 
         loop(tiles.tile_k // at_once, clear)
-
-
-def _step(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs, copies: SumCopies, slot: Any) -> None:
-    """Compute a part of three products, and some rows of errors meanwhile, for the next step's tile in this slot."""
-    (inputs, outputs, scratch), tiles, spec = refs, schedule.config.tiles, schedule.spec
-    errors_vmem, next_errors_vmem = scratch.errors_vmem.at[1 - slot], scratch.errors_vmem.at[slot]
-
-    @pl.when((copies.j < schedule.lag) & (copies.part == 0))
-    def _() -> None:
-        def clear(rows: Any) -> None:
-            errors_vmem[rows, :] = jnp.zeros((rows.size, tiles.tile_n), errors_vmem.dtype)
-
-        by_rows(tiles.tile_m, clear)
-
-    features = pl.ds(times(copies.part, tiles.tile_k), tiles.tile_k)
-    x_vmem = inputs.x_vmem if schedule.streams_x else inputs.x_vmem.at[:, features]
-    logits_vmem = inputs.kept_vmem if scratch.logits_vmem is None else scratch.logits_vmem.at[1 - slot]
-    piece_features = _PIECE_FEATURES if scratch.logits_vmem is None and schedule.adds_in_units else _UNIT_FEATURES
-    slices = _slices(tiles.tile_k, piece_features)
-    # The first slice waits for no errors; without a second one, what comes after it waits for them.
-    pieces = max(len(slices) - 1, 1)
-    piece_rows = padded(-(-tiles.tile_m // (pieces * schedule.parts)), ROWS)
-    chunk_rows = math.gcd(piece_rows, CHUNK_ROWS)
-
-    def beside(piece: int) -> list[Array]:
-        """Compute some of the errors."""
-        # The last pieces may begin with rows of the piece before.
-        first = jnp.minimum((copies.part * pieces + piece) * piece_rows, tiles.tile_m - piece_rows)
-        starts = (pl.multiple_of(first + chunk, ROWS) for chunk in range(0, piece_rows, chunk_rows))
-        return [_convert(schedule, soft_cap, refs, logits_vmem, next_errors_vmem, row, chunk_rows) for row in starts]
-
-    def add_to_dx(within: slice, done: list[Array]) -> None:
-        product = dot(after_all(errors_vmem[...], done), inputs.w_vmem[within, :], (1, 1), spec)
-        outputs.dx_vmem.at[:, features][:, within] += product
-
-    def add_to_dw(within: slice, done: list[Array]) -> None:
-        total = dot(after_all(x_vmem[:, within], done), errors_vmem[...], (0, 0), spec)
-        if scratch.sums_vmem is not None:
-            sums = scratch.sums_vmem.at[copies.slot, within]
-            if schedule.core_grid[1] > 1:
-                total = total + jnp.where(copies.i > 0, sums[...], 0.0)
-            sums[...] = total
-        if scratch.dw_vmem is not None:
-            scratch.dw_vmem[copies.converted_slot, within] = total.astype(scratch.dw_vmem.dtype)
-
-    whole, done = slice(0, tiles.tile_k), []
-    if scratch.logits_vmem is not None:
-        work = [[], *map(beside, range(pieces))][: len(slices)]
-        _add_to_logits(schedule, x_vmem, inputs.next_w_vmem, scratch.logits_vmem.at[slot], copies.part, slices, work)
-        add_to_dw(whole, done)
-        add_to_dx(whole, done)
-        return
-    host, other = (add_to_dw, add_to_dx) if schedule.adds_in_units else (add_to_dx, add_to_dw)
-    for piece, within in enumerate(slices):
-        host(within, done)
-        done = beside(piece) if piece < pieces else []
-    other(whole, done)
-
-
-def _slices(size: int, most: int) -> list[slice]:
-    length = largest_divisor(size, LANES, most)
-    return [slice(first, first + length) for first in range(0, size, length)]
-
-
-def _add_to_logits(
-    schedule: LossSchedule,
-    x_vmem: Any,
-    w_vmem: Any,
-    sums_vmem: Any,
-    part: Any,
-    slices: list[slice],
-    work: list[list[Array]],
-) -> None:
-    """Add a product to a tile of logits; each slice of the features comes after numbers that depend on some errors."""
-    total = None
-    for within, done in zip(slices, work, strict=True):
-        product = dot(after_all(x_vmem[:, within], done), w_vmem[within, :], (1, 0), schedule.spec)
-        total = product if total is None else total + product
-    assert total is not None
-    sums_vmem[...] = total + jnp.where(part > 0, sums_vmem[...], 0.0) if schedule.parts > 1 else total
-
-
-def _convert(
-    schedule: LossSchedule,
-    soft_cap: float | None,
-    refs: GradientRefs,
-    logits_vmem: Any,
-    errors_vmem: Any,
-    row: Any,
-    n_rows: int,
-) -> Array:
-    """Store the errors of rows of a tile of logits; return numbers above zero that depend on all of them."""
-    core, i, j = (pl.program_id(axis) for axis in range(3))
-    spec, tiles = schedule.spec, schedule.config.tiles
-    rows, column = pl.ds(row, n_rows), (j - (schedule.lag - 1)) * tiles.tile_n
-
-    def store(group: int, errors: Array) -> None:
-        errors_vmem[rows, group : group + LANES] = errors.astype(errors_vmem.dtype)
-
-    columns_left = spec.n - column if spec.n % tiles.tile_n else None
-    if refs.inputs.kept_vmem is not None and spec.m != schedule.rows:
-        # Rows of logits that are not there are garbage, by which zeros would be multiplied.
-        present = spec.m - (core * schedule.core_grid[1] + i) * tiles.tile_m - row
-        columns_left = jnp.where(lax.broadcasted_iota(jnp.int32, (n_rows, 1), 0) < present, spec.n - column, 0)
-    return store_errors(soft_cap, rows, column, columns_left, logits_vmem.at[rows, :], refs.scratch, store)
