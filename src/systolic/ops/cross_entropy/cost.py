@@ -21,7 +21,9 @@ _SUBTILES = (2048, 1024, 512, 256, 128)
 # The columns of a matrix unit of v6e and v7x: parts of 640 features fill three units to 83 %.
 _DEPTH = 256
 # Of the products of a step of the gradients: 10,000 to 17,000 bundles.
-_MAX_RECOMPUTED_CYCLES, _MAX_KEPT_CYCLES = 12_800, 16_384
+_MAX_STEP_CYCLES = 16_384
+# Sums of more columns are spilled: 2048·4096·151936 with kept logits takes 9.6 ms on v6e with 1,024 (simulated).
+_MAX_GRADIENTS_COLUMNS = 512
 # Of a step of the gradients, in which the matrix units fill and drain and scalar code starts copies, and of a register
 # that is added to x's gradient, for which its product waits (simulated on v6e and v7x: 950 to 1,350 together).
 _GRADIENTS_STEP_CYCLES, _ADDED_REGISTER_CYCLES = 800, 0.1
@@ -98,7 +100,7 @@ def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
     for tile_m in dict.fromkeys(min(tile, rows) for tile in _TILE_ROWS):
         for tile_n in dict.fromkeys(min(tile, columns) for tile in _TILE_COLUMNS):
             if spec.kind == "gradients":
-                if tile_m > _max_rows(chip):
+                if tile_m > _max_rows(chip) or tile_n > _MAX_GRADIENTS_COLUMNS:
                     continue
                 yield from _gradients_space(spec, tile_m, tile_n, chip)
                 continue
@@ -114,11 +116,10 @@ def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
 
 
 def _gradients_space(spec: CrossEntropySpec, tile_m: int, tile_n: int, chip: Chip) -> Iterator[KernelConfig]:
-    most = _MAX_KEPT_CYCLES if spec.keep_logits else _MAX_RECOMPUTED_CYCLES
     for parts in range(1, -(-spec.k // LANES) + 1):
         part = -(-spec.k // parts)
         part = padded(part, _DEPTH if part > _DEPTH else LANES)
-        if spec.products * stretch_cycles(spec, tile_m, tile_n, part, chip) <= most or part <= _DEPTH:
+        if spec.products * stretch_cycles(spec, tile_m, tile_n, part, chip) <= _MAX_STEP_CYCLES or part <= _DEPTH:
             tiles = Tiles(tile_m=tile_m, tile_k=part, tile_n=tile_n)
             yield KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=tile_n)
             if part <= _DEPTH:
