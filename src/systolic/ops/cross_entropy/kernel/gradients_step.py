@@ -50,8 +50,9 @@ def gradients_step(
 
     features = pl.ds(times(copies.part, tiles.tile_k), tiles.tile_k)
     x_vmem = inputs.x_vmem if schedule.streams_x else inputs.x_vmem.at[:, features]
-    logits_vmem = inputs.kept_vmem if scratch.logits_vmem is None else scratch.logits_vmem.at[1 - slot]
-    piece_features = _PIECE_FEATURES if scratch.logits_vmem is None and schedule.adds_in_units else _UNIT_FEATURES
+    recomputes = scratch.logits_vmem is not None
+    logits_vmem = scratch.logits_vmem.at[1 - slot] if recomputes else inputs.kept_vmem
+    piece_features = _UNIT_FEATURES if recomputes or not schedule.adds_in_units else _PIECE_FEATURES
     slices = _slices(tiles.tile_k, piece_features)
     # The first slice waits for no errors; without a second one, what comes after it waits for them.
     pieces = max(len(slices) - 1, 1)
@@ -80,17 +81,18 @@ def gradients_step(
             scratch.dw_vmem[copies.converted_slot, within] = total.astype(scratch.dw_vmem.dtype)
 
     whole, done = slice(0, tiles.tile_k), []
-    if scratch.logits_vmem is not None:
+    # Where vector units add up parts of a sum, w's gradient comes last: before it cross-lane units transpose x.
+    first, last = (add_to_dw, add_to_dx) if schedule.adds_in_units else (add_to_dx, add_to_dw)
+    if recomputes:
         work = [[], *map(beside, range(pieces))][: len(slices)]
         _add_to_logits(schedule, x_vmem, inputs.next_w_vmem, scratch.logits_vmem.at[slot], copies.part, slices, work)
-        add_to_dw(whole, done)
-        add_to_dx(whole, done)
+        first(whole, done)
+        last(whole, done)
         return
-    host, other = (add_to_dw, add_to_dx) if schedule.adds_in_units else (add_to_dx, add_to_dw)
     for piece, within in enumerate(slices):
-        host(within, done)
+        first(within, done)
         done = beside(piece) if piece < pieces else []
-    other(whole, done)
+    last(whole, done)
 
 
 def _slices(size: int, most: int) -> list[slice]:
