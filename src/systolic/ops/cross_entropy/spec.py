@@ -50,6 +50,7 @@ class CrossEntropySpec(OneDtype):
 
     @property
     def products(self) -> int:
+        """Products of the sizes m, k and n in the kernel."""
         return 2 if self.kind == "gradients" and self.keep_logits else _PRODUCTS[self.kind]
 
     @property
