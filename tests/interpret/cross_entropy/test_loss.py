@@ -16,6 +16,7 @@ import systolic
 from systolic.chips import chip
 from systolic.ops.cross_entropy.loss import Loss
 from systolic.ops.cross_entropy.pallas import gradients_by_pallas, statistics_by_pallas
+from systolic.ops.cross_entropy.schedule import LossSchedule
 from systolic.ops.engine.backend import Backend
 from systolic.schedule import KernelConfig, Tiles
 
@@ -52,6 +53,14 @@ CASES = [
     pytest.param((70, 640, 513), config(64, 640, 128, subtile=(64, 128)), id="spread work, ragged"),
     pytest.param((30, 200, 390), config(16, 200, 128, subtile=(16, 128)), id="k in no whole registers"),
 ]
+# One step; several tiles of rows with a vocabulary that ends in a register; parts of the features, the last of which is
+# shorter and ends in a register; one tile of the vocabulary for several tiles of rows.
+GRADIENTS = [
+    pytest.param((40, 128, 256), config(48, 128, 256, subtile=(48, 256)), id="one step"),
+    pytest.param((70, 256, 520), config(32, 256, 256, subtile=(32, 256)), id="tiles, ragged"),
+    pytest.param((70, 700, 250), config(64, 512, 128, subtile=(64, 128)), id="parts, ragged"),
+    pytest.param((30, 300, 190), config(16, 128, 256, subtile=(16, 256)), id="one tile of the vocabulary"),
+]
 
 
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
@@ -68,7 +77,7 @@ def test_statistics(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
-@pytest.mark.parametrize(("sizes", "tiles"), CASES)
+@pytest.mark.parametrize(("sizes", "tiles"), GRADIENTS)
 def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None, name: str) -> None:
     x, w, labels = operands(*sizes)
     reference = Reference.of(x, w, labels, soft_cap)
@@ -77,6 +86,30 @@ def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: f
     dx, dw = gradients_by_pallas(
         loss(tiles, soft_cap, name=name), x, w, labels, jnp.asarray(reference.lse, jnp.float32), cotangents
     )
+    wanted_dx, dx_error, wanted_dw, dw_error = reference.gradients(*cotangents, unit=UNIT)
+    assert_near(dx, wanted_dx, dx_error)
+    assert_near(dw, wanted_dw, dw_error)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["recompute", "keep"])
+@pytest.mark.parametrize("alternates", [False, True])
+def test_gradients_where_rows_pass_through_vmem_in_parts(
+    kept: bool, alternates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large weights on v7x do so, and long stretches of code with kept logits do not alternate."""
+    made = LossSchedule.of
+
+    def small(*given: Any) -> LossSchedule:
+        return replace(made(*given), streams_x=True, alternates=alternates, adds_in_units=alternates)
+
+    monkeypatch.setattr(LossSchedule, "of", small)
+    x, w, labels = operands(30, 300, 190)
+    logits = [jnp.asarray(np.asarray(x @ w), jnp.float32)] if kept else []
+    reference = Reference.of_logits(x, w, labels, logits[0], None) if kept else Reference.of(x, w, labels, None)
+    cotangents: Any = tuple(jnp.asarray(np.random.default_rng(1).normal(size=30), jnp.float32) for _ in range(3))
+    tiles = config(16, 128, 128, subtile=(16, 128))
+    lse = jnp.asarray(reference.lse, jnp.float32)
+    dx, dw = gradients_by_pallas(loss(tiles), x, w, labels, lse, cotangents, *logits)
     wanted_dx, dx_error, wanted_dw, dw_error = reference.gradients(*cotangents, unit=UNIT)
     assert_near(dx, wanted_dx, dx_error)
     assert_near(dw, wanted_dw, dw_error)
@@ -99,7 +132,7 @@ def test_kept_logits_are_rounded_products_and_the_statistics_are_theirs(
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
-@pytest.mark.parametrize(("sizes", "tiles"), CASES)
+@pytest.mark.parametrize(("sizes", "tiles"), GRADIENTS)
 def test_gradients_from_kept_logits(
     sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None, name: str
 ) -> None:

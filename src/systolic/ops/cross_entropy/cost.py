@@ -18,6 +18,15 @@ from systolic.spec import dtype_bytes
 _TILE_ROWS = (2048, 1024, 512, 256, 128)
 _TILE_COLUMNS = (1024, 512, 256, 128)
 _SUBTILES = (2048, 1024, 512, 256, 128)
+# The columns of a matrix unit of v6e and v7x: parts of 640 features fill three units to 83 %.
+_DEPTH = 256
+# Of the products of a step of the gradients: 10,000 to 17,000 bundles.
+_MAX_STEP_CYCLES = 16_384
+# Sums of more columns are spilled: 2048·4096·151936 with kept logits takes 9.6 ms on v6e with 1,024 (simulated).
+_MAX_GRADIENTS_COLUMNS = 512
+# Of a step of the gradients, in which the matrix units fill and drain and scalar code starts copies, and of a register
+# that is added to x's gradient, for which its product waits (simulated on v6e and v7x: 950 to 1,350 together).
+_GRADIENTS_STEP_CYCLES, _ADDED_REGISTER_CYCLES = 800, 0.1
 # Cycles of a stretch of straight code in which the matrix units fill and drain, and of a grid step with its copies
 # (simulated on v6e: 400 to 560, and 100).
 _STRETCH_CYCLES, _STEP_CYCLES = 400, 100
@@ -56,15 +65,15 @@ def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConf
     """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     schedule, machine, tiles = LossSchedule.of(spec, config, chip), chip.machine, config.tiles
     grid_m, grid_n = schedule.grid
-    product, step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip), _STEP_CYCLES
-    if spec.kind == "forward" or not spec.keep_logits:
-        step += product + config.subtiles * _STRETCH_CYCLES
     if spec.kind == "gradients":
-        step += 2 * product + schedule.depth // schedule.gradient_part * _STRETCH_CYCLES
+        tiles_cycles = (grid_n + schedule.lag) * _gradients_cycles(schedule, chip)
+    else:
+        product = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip)
+        tiles_cycles = grid_n * (product + config.subtiles * _STRETCH_CYCLES + _STEP_CYCLES)
     us = 1e6 / machine.clock_hz
     bytes_per_us = machine.hbm_bytes_per_s / 1e6
     first = (tiles.tile_m + tiles.tile_n) * schedule.depth * dtype_bytes(spec.dtype)
-    compute_us = -(-grid_m // chip.cores_per_device) * grid_n * step * us
+    compute_us = -(-grid_m // chip.cores_per_device) * tiles_cycles * us
     copy_us = schedule.hbm_bytes / bytes_per_us
     ramp_us = first / bytes_per_us + 2 * machine.dma_latency_cycles * us
     modelled = ModelledTime(
@@ -76,36 +85,52 @@ def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConf
     return TimedConfig(config=config, modelled=modelled, provenance="modelled")
 
 
+def _gradients_cycles(schedule: LossSchedule, chip: Chip) -> float:
+    """Return the cycles of a tile of the vocabulary."""
+    spec, tiles = schedule.spec, schedule.config.tiles
+    product = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, tiles.tile_k, chip)
+    added = tiles.tile_m * tiles.tile_k / (8 * LANES) * _ADDED_REGISTER_CYCLES
+    moved = 0 if schedule.alternates else tiles.tile_m * tiles.tile_n / (ROWS * LANES)
+    step = spec.products * product + added + _GRADIENTS_STEP_CYCLES
+    return schedule.parts * step + (moved if spec.keep_logits else 0)
+
+
 def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
     rows, columns = padded(spec.m, ROWS), padded(spec.n, LANES)
-    depth = padded(spec.k, LANES)
     for tile_m in dict.fromkeys(min(tile, rows) for tile in _TILE_ROWS):
         for tile_n in dict.fromkeys(min(tile, columns) for tile in _TILE_COLUMNS):
+            if spec.kind == "gradients":
+                if tile_m > _max_rows(chip) or tile_n > _MAX_GRADIENTS_COLUMNS:
+                    continue
+                yield from _gradients_space(spec, tile_m, tile_n, chip)
+                continue
             tiles = Tiles(tile_m=tile_m, tile_k=spec.k, tile_n=tile_n)
             for subtile_m in dict.fromkeys(min(subtile, tile_m) for subtile in _SUBTILES):
                 for subtile_n in dict.fromkeys((min(512, tile_n), min(256, tile_n))):
                     if tile_m % subtile_m or tile_n % subtile_n or subtile_m > _max_rows(chip):
                         continue
-                    config = KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
-                    recomputes = spec.kind == "gradients" and not spec.keep_logits
-                    if recomputes and config.subtiles == 1 and tile_m > _SUBTILES[-1]:
-                        continue  # during its products errors of the tile before are computed, again
-                    cycles = stretch_cycles(spec, subtile_m, subtile_n, depth, chip)
-                    if cycles > _max_cycles(spec) and subtile_m > _SUBTILES[-1]:
+                    cycles = stretch_cycles(spec, subtile_m, subtile_n, padded(spec.k, LANES), chip)
+                    if cycles > MAX_STRETCH_CYCLES and subtile_m > _SUBTILES[-1]:
                         continue
-                    yield config
+                    yield KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
+
+
+def _gradients_space(spec: CrossEntropySpec, tile_m: int, tile_n: int, chip: Chip) -> Iterator[KernelConfig]:
+    for parts in range(1, -(-spec.k // LANES) + 1):
+        part = -(-spec.k // parts)
+        part = padded(part, _DEPTH if part > _DEPTH else LANES)
+        if spec.products * stretch_cycles(spec, tile_m, tile_n, part, chip) <= _MAX_STEP_CYCLES or part <= _DEPTH:
+            tiles = Tiles(tile_m=tile_m, tile_k=part, tile_n=tile_n)
+            yield KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=tile_n)
+            if part <= _DEPTH:
+                return
 
 
 def _max_rows(chip: Chip) -> int:
-    """Return the most rows of a subtile.
+    """Return the most rows of a subtile, or of a tile of the gradients.
 
     Chips that load weights quickly sum results in a buffer of 1,024 rows, and sums of more are spilled: v7x takes 22.2
     ms for 16384·4096·151936 with 1,024 × 512, 23.7 with 2,048 × 256. On the others more rows pass each weight: v6e
     takes 25.0 and 24.4 (simulated).
     """
     return 1024 if chip.machine.weight_push_cycles < 1 else _SUBTILES[0]
-
-
-def _max_cycles(spec: CrossEntropySpec) -> int:
-    """Return the cycles of the longest stretch: the kernel of the gradients has three different ones."""
-    return MAX_STRETCH_CYCLES if spec.kind == "forward" else MAX_STRETCH_CYCLES // 2

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from systolic.chips import Chip
 from systolic.cost.roofline import dtype_on, mxu_rows_per_cycle
 from systolic.ops.cross_entropy.spec import CrossEntropySpec
-from systolic.schedule import LANES, KernelConfig, Violation, VmemBuffer
+from systolic.schedule import LANES, KernelConfig, Violation, VmemBuffer, total_bytes
 from systolic.schedule.legality import above_matrix, misaligned, require_none, vmem_violations
-from systolic.schedule.sizes import largest_divisor, padded
+from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
@@ -18,14 +18,12 @@ ROWS = 16  # of a register of bfloat16: tiles of rows are multiples of it
 ROW_COLUMNS = 8  # numbers of a row, in HBM: its label, its statistics, their cotangents
 DW_SLOTS = 3  # one is read, one is computed with, one is written
 CONVERTED_SLOTS = DW_SLOTS - 1  # of sums in w's dtype, which are not read again
-# Multiple of k for gradients, the columns of a matrix unit of v6e and v7x: parts of 640 columns fill three units to 83
-# %, and 2,880 in whole registers is 23 × 128, whose only parts have 128.
-_DEPTH = 256
 # Cycles of the matrix units in one stretch of straight code. A bundle takes at least a cycle, so this bounds the code;
 # stretches of half the length waste 3 % more on filling and draining the units (simulated on v6e).
 MAX_STRETCH_CYCLES = 8192
-# Of the stretches of the gradients' kernel together, which are logits and a part of the gradients: 16,000 bundles.
-_MAX_GRADIENTS_CYCLES = 12_800
+
+# VMEM that the compiler takes for values of the gradients' kernel that do not fit its registers (seen: 4.6 MiB).
+_SPILL_BYTES = 5 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,7 @@ class LossSchedule:
 
     Attributes:
       rows: padded to whole tiles, for gradients as many on each core.
-      depth: k in VMEM, for gradients in whole registers and parts of equal size.
+      depth: k in VMEM, for gradients in parts of equal size, which are `tile_k`.
       stored_depth: k of w and its gradient in HBM, in rows of whole registers: XLA copies an operand that is padded.
       columns: n, in whole registers.
     """
@@ -46,16 +44,20 @@ class LossSchedule:
     stored_depth: int
     columns: int
     cores: int  # each sums its own gradient of w
-    gradient_part: int  # of depth: features whose gradients are one stretch of code
+    adds_in_units: bool  # matrix units add products of parts of a sum
+    # With kept logits, two slots of errors take turns in code that is there twice; else errors move to the other slot.
+    alternates: bool
+    streams_x: bool = False  # for gradients, x passes through VMEM for each tile of the vocabulary
 
     @classmethod
     def of(cls, spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> LossSchedule:
         """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
-        tile_m = config.tiles.tile_m
+        tile_m, tile_k, tile_n = config.tiles.tile_m, config.tiles.tile_k, config.tiles.tile_n
+        cycles = spec.products * stretch_cycles(spec, tile_m, tile_n, tile_k, chip)
         # A single tile of rows uses one core; in the forward kernel cores share no output.
         cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
         stored_depth = padded(spec.k, ROWS)
-        depth = stored_depth if spec.kind == "forward" else padded(spec.k, _DEPTH if spec.k > _DEPTH else LANES)
+        depth = stored_depth if spec.kind == "forward" else padded(spec.k, tile_k)
         schedule = cls(
             spec=spec,
             config=config,
@@ -64,9 +66,15 @@ class LossSchedule:
             depth=depth,
             stored_depth=stored_depth,
             columns=padded(spec.n, LANES),
-            gradient_part=_gradient_part(spec, config, depth, chip),
+            alternates=cycles <= MAX_STRETCH_CYCLES,
+            adds_in_units=chip.machine.weight_push_cycles < 1,
         )
-        require_none(config, [*schedule._violations(), *vmem_violations(schedule.buffers, buffer_bytes(chip))])
+        usable_bytes = buffer_bytes(chip)
+        if spec.kind == "gradients":
+            usable_bytes = max(usable_bytes, chip.usable_vmem_bytes_per_core - _SPILL_BYTES)
+            if total_bytes(schedule.buffers) > usable_bytes:
+                schedule = replace(schedule, streams_x=schedule.parts > 1)
+        require_none(config, [*schedule._violations(), *vmem_violations(schedule.buffers, usable_bytes)])
         return schedule
 
     @property
@@ -78,6 +86,21 @@ class LossSchedule:
     def core_grid(self) -> tuple[int, int, int]:
         """Cores, the tiles of rows of each, and the tiles of the vocabulary."""
         return self.cores, self.grid[0] // self.cores, self.grid[1]
+
+    @property
+    def parts(self) -> int:
+        """Parts of the features in the gradients' kernel."""
+        return self.depth // self.config.tiles.tile_k
+
+    @property
+    def lag(self) -> int:
+        """Tiles of the vocabulary between the newest one of a step of the gradients and that of its gradients."""
+        return 1 if self.spec.keep_logits else 2
+
+    @property
+    def last_features(self) -> int:
+        """Features of the last part in HBM."""
+        return self.stored_depth - (self.parts - 1) * self.config.tiles.tile_k
 
     @property
     def last_columns(self) -> int:
@@ -100,6 +123,11 @@ class LossSchedule:
         return self.dw_dtype != "float32"
 
     @property
+    def has_sums(self) -> bool:
+        """True if VMEM has sums of w's gradient in float32: they are read again, or are the gradient."""
+        return self.core_grid[1] > 1 or not self.converts_dw
+
+    @property
     def hbm_bytes(self) -> int:
         """Bytes that the kernel reads and writes."""
         item, (grid_m, _) = dtype_bytes(self.spec.dtype), self.grid
@@ -110,31 +138,35 @@ class LossSchedule:
         if not self.spec.keep_logits:  # for the logits, and again for the products of the step after
             forward += grid_m * w * item
         sums = 8 * w * (grid_m - self.cores)
+        if self.streams_x:
+            forward += (self.grid[1] - 1) * x * item
         return forward + 4 * x + sums + w * self.cores * dtype_bytes(self.dw_dtype)
 
     @property
     def buffers(self) -> tuple[VmemBuffer, ...]:
         spec, tiles, config = self.spec, self.config.tiles, self.config
-        rows = VmemBuffer(name="rows", shape=(tiles.tile_m, LANES), dtype="float32", copies=4)
-        x = VmemBuffer(
-            name="x", shape=(tiles.tile_m, self.depth), dtype=spec.dtype, copies=2 if spec.kind == "forward" else 1
-        )
-        w = VmemBuffer(name="w", shape=(self.depth, tiles.tile_n), dtype=spec.dtype, copies=2)
-        # One is the kernel's; the others are sums that the compiler keeps on the way (seen: 1.5 to 2.1).
-        logits = VmemBuffer(name="logits", shape=(config.subtile_m, config.subtile_n), dtype="float32", copies=3)
-        kept = VmemBuffer(name="kept", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
+        tile_m, part = tiles.tile_m, (tiles.tile_k, tiles.tile_n)
+        kept = VmemBuffer(name="kept", shape=(tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         if spec.kind == "forward":
-            statistics = VmemBuffer(name="statistics", shape=(tiles.tile_m, LANES), dtype="float32", copies=5)
+            x = VmemBuffer(name="x", shape=(tile_m, self.depth), dtype=spec.dtype, copies=2)
+            w = VmemBuffer(name="w", shape=(self.depth, tiles.tile_n), dtype=spec.dtype, copies=2)
+            rows = VmemBuffer(name="rows", shape=(tile_m, LANES), dtype="float32", copies=4)
+            # One is the kernel's; the others are sums that the compiler keeps on the way (seen: 1.5 to 2.1).
+            logits = VmemBuffer(name="logits", shape=(config.subtile_m, config.subtile_n), dtype="float32", copies=3)
+            statistics = VmemBuffer(name="statistics", shape=(tile_m, LANES), dtype="float32", copies=5)
             return rows, x, w, logits, statistics, *((kept,) if spec.keep_logits else ())
-        if not spec.keep_logits:  # of the tile whose logits are computed, and of the one before
-            w = replace(w, copies=4)
-        spread = replace(rows, name="spread", copies=4 + spec.total)
-        errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
-        dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
-        sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
-        dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
-        read = rows, spread, x, w, kept if spec.keep_logits else logits
-        return *read, errors, dx, sums, *((dw,) if self.converts_dw else ())
+        rows = VmemBuffer(name="rows", shape=(tile_m, LANES), dtype="float32", copies=5 + spec.total)
+        x = VmemBuffer(name="x", shape=(tile_m, self.depth), dtype=spec.dtype, copies=1)
+        if self.streams_x:
+            x = replace(x, shape=(tile_m, tiles.tile_k), copies=2)
+        dx = VmemBuffer(name="dx", shape=(tile_m, self.depth), dtype="float32", copies=1)
+        w = VmemBuffer(name="w", shape=part, dtype=spec.dtype, copies=2 if spec.keep_logits else 4)
+        logits = VmemBuffer(name="logits", shape=(tile_m, tiles.tile_n), dtype="float32", copies=2)
+        errors = VmemBuffer(name="errors", shape=(tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
+        sums = VmemBuffer(name="sums", shape=part, dtype="float32", copies=DW_SLOTS)
+        dw = VmemBuffer(name="dw", shape=part, dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
+        fixed = rows, x, dx, w, kept if spec.keep_logits else logits, errors
+        return *fixed, *((sums,) if self.has_sums else ()), *((dw,) if self.converts_dw else ())
 
     def _violations(self) -> Iterator[Violation]:
         tiles = self.config.tiles
@@ -142,7 +174,9 @@ class LossSchedule:
             yield misaligned("m", tiles.tile_m, ROWS, "blocks", padded(tiles.tile_m, ROWS))
         if tiles.tile_m >= self.spec.m + ROWS:
             yield above_matrix("m", tiles.tile_m, padded(self.spec.m, ROWS), "rows that are not there")
-        if tiles.tile_k != self.spec.k:
+        if self.spec.kind == "gradients":
+            yield from self._gradient_violations()
+        elif tiles.tile_k != self.spec.k:
             yield Violation(
                 rule="tile-depth",
                 value=f"tile_k={tiles.tile_k}",
@@ -166,22 +200,28 @@ class LossSchedule:
                 limit="rows are computed by registers",
                 fix=f"use subtile_m={padded(self.config.subtile_m, ROWS)}",
             )
+
+    def _gradient_violations(self) -> Iterator[Violation]:
+        tiles = self.config.tiles
+        if tiles.tile_k % LANES:
+            yield misaligned("k", tiles.tile_k, LANES, "parts", padded(tiles.tile_k, LANES))
+        if tiles.tile_k >= self.spec.k + LANES:
+            yield above_matrix("k", tiles.tile_k, padded(self.spec.k, LANES), "features that are not there")
+        if self.config.subtiles > 1:
+            yield Violation(
+                rule="one-stretch",
+                value=f"{self.config.subtiles} subtiles",
+                limit="a step of the gradients is one stretch of code",
+                fix=f"use subtile_m={tiles.tile_m}, subtile_n={tiles.tile_n}, and a smaller tile_k for less code",
+            )
         _, grid_m, grid_n = self.core_grid
-        if self.spec.kind == "gradients" and grid_m > 1 and grid_n < DW_SLOTS:
+        if grid_m > 1 and grid_n * self.parts < DW_SLOTS:
             yield Violation(
                 rule="dw-in-order",
-                value=f"{grid_n} tiles of the vocabulary for {grid_m} tiles of rows",
-                limit=f"sums of w's gradient are read again after {DW_SLOTS - 1} further tiles",
+                value=f"{grid_n} tiles of the vocabulary of {self.parts} parts for {grid_m} tiles of rows",
+                limit=f"sums of w's gradient are read again after {DW_SLOTS - 1} further parts",
                 fix="use a smaller tile_n",
             )
-
-
-def _gradient_part(spec: CrossEntropySpec, config: KernelConfig, depth: int, chip: Chip) -> int:
-    """Return the most features whose two products are short enough, in whole matrix units where depth is that."""
-    cycles = 2 * stretch_cycles(spec, config.tiles.tile_m, config.tiles.tile_n, 1, chip)
-    logits = 0 if spec.keep_logits else stretch_cycles(spec, config.subtile_m, config.subtile_n, depth, chip)
-    features = int((_MAX_GRADIENTS_CYCLES - logits) / cycles)
-    return largest_divisor(depth, _DEPTH if depth % _DEPTH == 0 else LANES, features)
 
 
 def stretch_cycles(spec: CrossEntropySpec, rows: int, columns: int, depth: int, chip: Chip) -> float:

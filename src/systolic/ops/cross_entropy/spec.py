@@ -49,10 +49,14 @@ class CrossEntropySpec(OneDtype):
         check_precision(self.precision)
 
     @property
+    def products(self) -> int:
+        """Products of the sizes m, k and n in the kernel."""
+        return 2 if self.kind == "gradients" and self.keep_logits else _PRODUCTS[self.kind]
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the products."""
-        products = 2 if self.kind == "gradients" and self.keep_logits else _PRODUCTS[self.kind]
-        return 2 * self.m * self.k * self.n * products
+        return 2 * self.m * self.k * self.n * self.products
 
     @property
     def logits_bytes(self) -> int:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 
 class Inputs(NamedTuple):
-    x_vmem: Any  # [tile_m, depth]
-    w_vmem: Any  # [depth, tile_n], of the tile of the step before, whose products are computed
-    next_w_vmem: Any  # [depth, tile_n], of the step's tile, whose logits are computed again
-    kept_vmem: Any  # [tile_m, tile_n] of the step's tile, if logits were kept
-    rows_vmem: Any  # [tile_m, 8] float32, whose columns are listed in `gradient_parts`
+    x_vmem: Any  # [tile_m, depth], or [tile_m, tile_k] if there is no room for all features
+    w_vmem: Any  # [tile_k, tile_n], of the tile whose gradients are computed
+    next_w_vmem: Any  # [tile_k, tile_n], of the tile whose logits are computed again
+    kept_vmem: Any  # [tile_m, tile_n], of the tile whose errors are computed, if logits were kept
+    rows_vmem: Any  # [tile_m, 8] float32, whose columns are listed in `errors`
 
 
 class Outputs(NamedTuple):
@@ -22,15 +22,13 @@ class Outputs(NamedTuple):
 class Scratch(NamedTuple):
     labels_vmem: Any  # [tile_m, 128] int32: of each row in all lanes
     spread_vmem: Any  # [3 or 4, tile_m, 128] float32: the further columns of `rows`, each in all lanes
-    logits_vmem: Any  # [subtile_m, subtile_n] float32, of logits that are computed again
-    errors_vmem: Any  # [tile_m, tile_n], of the tile of the step before
-    # [tile_m, tile_n], of the step's tile: a ref of its own, because two slots of one ref, whose numbers the compiler
-    # does not know, may be the same memory to it: it computed no products before all errors were stored.
-    next_errors_vmem: Any
-    sums_vmem: Any  # [slots, depth, tile_n] float32
+    logits_vmem: Any  # [2, tile_m, tile_n] float32, if logits are computed again: of this tile, and of the one before
+    errors_vmem: Any  # [2, tile_m, tile_n]: of the tile whose errors are computed, and of the one before
+    sums_vmem: Any  # [slots, tile_k, tile_n] float32, if sums are read again or are the gradient
+    dw_vmem: Any  # [slots, tile_k, tile_n], if the gradient has another dtype
+    slots_smem: Any  # [2] int32: of a step in `sums_vmem` and in `dw_vmem`
     read_sem: Any  # [slots]
     write_sem: Any  # [slots]
-    dw_vmem: Any  # [slots, depth, tile_n], if the sums are converted
 
 
 class GradientRefs(NamedTuple):

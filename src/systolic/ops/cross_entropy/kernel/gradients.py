@@ -1,20 +1,20 @@
 """Gradients of x and w in one pass: three products where logits are computed again, two where they were kept.
 
-Grid: tiles of rows, then all tiles of the vocabulary. A tile of x and its float32 gradient stay in VMEM while w passes
-once. The errors are in VMEM only, in the operands' dtype.
+    dx = errors @ wᵀ          dw = xᵀ @ errors
 
-The grid has one step more for each tile of rows, and the products of the gradients come a step after their errors, so
-that no errors wait for their own products:
+Grid: tiles of rows, for each of them tiles of the vocabulary, and for each of these parts of the features, of which w
+and its gradient pass through VMEM. A tile of x and its float32 gradient stay there. Errors are in VMEM only, in the
+operands' dtype.
 
-- recompute: the errors of one subtile are computed during the products of the next subtile's logits, those of the last
-  one during the products of the gradients of the tile before.
-- keep: the errors of a tile are computed during the products of the gradients of the tile before.
+A step is one stretch of straight code, which has a part of the features in three products: of logits, and of both
+gradients, for tiles of the vocabulary two apart. Between them is the tile whose logits become errors during these
+products. Where logits were kept, errors are computed during the products of the tile before. The grid has as many more
+tiles of the vocabulary, in which errors are zero first, and logits are those of the last tile again in the end.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -25,22 +25,18 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
-from systolic.kernels.subtiles import loop
-from systolic.ops.cross_entropy.kernel.gradient_parts import add_products, pieces, spread_rows, store_errors
+from systolic.kernels.subtiles import loop, times
+from systolic.ops.cross_entropy.kernel.errors import spread_rows
 from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Inputs, Outputs, Scratch
-from systolic.ops.cross_entropy.kernel.logits import (
-    CHUNK_ROWS,
-    Place,
-    by_rows,
-    chunk_rows,
-    multiply_beside,
-    place_of,
-)
-from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, ROWS, LossSchedule
+from systolic.ops.cross_entropy.kernel.gradients_step import gradients_step
+from systolic.ops.cross_entropy.kernel.logits import by_rows
+from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
+from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, LossSchedule
 from systolic.schedule import LANES
-from systolic.schedule.sizes import padded
+from systolic.schedule.sizes import largest_divisor
 
-_MOVED_ROWS = 256  # of errors from one ref to the other at once
+_MOVED_ROWS = 256  # of errors from one slot to the other at once
+_CLEARED_ROWS = 512  # of w's last tile at once
 
 
 def loss_gradients(
@@ -56,43 +52,53 @@ def loss_gradients(
 ) -> tuple[Array, Array]:
     """Return dx [rows, depth] in float32 and dw [cores, stored depth, columns]: in its own dtype, float32 if cores > 1.
 
+    Columns of dx after w's features are garbage.
+
     Args:
       x: [rows, depth]; padding is zero.
       w: [stored depth, n].
-      rows: [rows, 8] float32, whose columns are listed in `gradient_parts`; cotangents of padding are zero.
+      rows: [rows, 8] float32, whose columns are listed in `errors`; cotangents of padding are zero.
       logits: [m, n] before their cap in x's dtype, if they were kept.
     """
-    spec, config, tiles = schedule.spec, schedule.config, schedule.config.tiles
+    spec, tiles, lag = schedule.spec, schedule.config.tiles, schedule.lag
     dw_dtype = jnp.dtype(schedule.dw_dtype)
     cores, grid_m, grid_n = schedule.core_grid
     keeps = logits is not None
-    sums_tile = schedule.depth, tiles.tile_n
+    part, logits_tile = (tiles.tile_k, tiles.tile_n), (tiles.tile_m, tiles.tile_n)
 
-    def of_rows(core: Any, i: Any, j: Any) -> tuple[Any, int]:
+    def of_rows(core: Any, i: Any, j: Any, f: Any) -> tuple[Any, int]:
         return core * grid_m + i, 0
+
+    def of_x(core: Any, i: Any, j: Any, f: Any) -> tuple[Any, Any]:
+        return core * grid_m + i, f
+
+    def of_w(core: Any, i: Any, j: Any, f: Any) -> tuple[Any, Any]:
+        return f, jnp.maximum(j - lag, 0)
+
+    def of_next_w(core: Any, i: Any, j: Any, f: Any) -> tuple[Any, Any]:
+        return f, jnp.minimum(j, grid_n - 1)
 
     once = pl.Buffered(1)  # it changes with the tile of rows, and a second copy would take the room of larger tiles
     last_rows = -(-spec.m // tiles.tile_m) - 1  # a core may have a tile of padding alone
 
-    def of_logits(core: Any, i: Any, j: Any) -> tuple[Any, Any]:
+    def of_logits(core: Any, i: Any, j: Any, f: Any) -> tuple[Any, Any]:
         return jnp.minimum(core * grid_m + i, last_rows), jnp.minimum(j, grid_n - 1)
-
-    def of_next_w(core: Any, i: Any, j: Any) -> tuple[int, Any]:
-        return 0, jnp.minimum(j, grid_n - 1)
 
     w = from_hbm(w)
     operands = Inputs(from_hbm(x), w, None if keeps else w, from_hbm(logits) if keeps else None, rows)
     arrays = jax.tree.leaves(operands)
     ((dx, dw, _),) = pl.pallas_call(
         functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap),
-        grid=(cores, grid_m, grid_n + 1),
+        grid=(cores, grid_m, grid_n + lag, schedule.parts),
         in_specs=[
             Inputs(
-                x_vmem=pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
-                w_vmem=pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - 1, 0))),
-                next_w_vmem=None if keeps else pl.BlockSpec((schedule.depth, tiles.tile_n), of_next_w),
-                kept_vmem=pl.BlockSpec((tiles.tile_m, tiles.tile_n), of_logits) if keeps else None,
-                rows_vmem=pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
+                x_vmem=pl.BlockSpec((tiles.tile_m, tiles.tile_k), of_x)
+                if schedule.streams_x
+                else pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
+                w_vmem=pl.BlockSpec(part, of_w),
+                next_w_vmem=None if keeps else pl.BlockSpec(part, of_next_w),
+                kept_vmem=pl.BlockSpec(logits_tile, of_logits) if keeps else None,
+                rows_vmem=pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows, pipeline_mode=once),
             )
         ],
         out_specs=[
@@ -113,17 +119,17 @@ def loss_gradients(
             Scratch(
                 labels_vmem=pltpu.VMEM((tiles.tile_m, LANES), jnp.int32),
                 spread_vmem=pltpu.VMEM((3 + spec.total, tiles.tile_m, LANES), jnp.float32),
-                logits_vmem=None if keeps else pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
-                errors_vmem=pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
-                next_errors_vmem=pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
-                sums_vmem=pltpu.VMEM((DW_SLOTS, *sums_tile), jnp.float32),
+                logits_vmem=None if keeps else pltpu.VMEM((2, *logits_tile), jnp.float32),
+                errors_vmem=pltpu.VMEM((2, *logits_tile), x.dtype),
+                sums_vmem=pltpu.VMEM((DW_SLOTS, *part), jnp.float32) if schedule.has_sums else None,
+                dw_vmem=pltpu.VMEM((CONVERTED_SLOTS, *part), dw_dtype) if schedule.converts_dw else None,
+                slots_smem=pltpu.SMEM((2,), jnp.int32),
                 read_sem=pltpu.SemaphoreType.DMA((DW_SLOTS,)),
                 write_sem=pltpu.SemaphoreType.DMA((DW_SLOTS,)),
-                dw_vmem=pltpu.VMEM((CONVERTED_SLOTS, *sums_tile), dw_dtype) if schedule.converts_dw else None,
             )
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
         ),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=spec.m * spec.n, bytes_accessed=schedule.hbm_bytes
@@ -137,96 +143,64 @@ def loss_gradients(
 def _kernel(
     inputs: Inputs, outputs: Outputs, scratch: Scratch, *, schedule: LossSchedule, soft_cap: float | None
 ) -> None:
-    core, i, j = (pl.program_id(axis) for axis in range(3))
-    grid_n, config = schedule.core_grid[2], schedule.config
-    recomputes = inputs.kept_vmem is None
-    if schedule.stored_depth < schedule.depth:  # what a copy does not reach is garbage, by which zeros are multiplied
-        rest = schedule.depth - schedule.stored_depth
-        for w_vmem in (inputs.w_vmem, inputs.next_w_vmem) if recomputes else (inputs.w_vmem,):
-            w_vmem[pl.ds(schedule.stored_depth, rest), :] = jnp.zeros((rest, w_vmem.shape[1]), w_vmem.dtype)
+    core, i, j, part = (pl.program_id(axis) for axis in range(4))
+    tiles, refs = schedule.config.tiles, GradientRefs(inputs, outputs, scratch)
 
-    @pl.when(j == 0)
+    @pl.when((j == 0) & (part == 0))
     def _() -> None:
         def clear(rows: Any) -> None:
             outputs.dx_vmem[rows, :] = jnp.zeros((rows.size, schedule.depth), jnp.float32)
 
-        by_rows(config.tiles.tile_m, clear)
+        by_rows(tiles.tile_m, clear)
         spread_rows(inputs.rows_vmem, scratch)
 
-    # Errors that wait for the products of the tile before: of the last subtile's logits, or of all that were kept.
-    last, rows = Place(row=0, column=0), config.tiles.tile_m
-    if recomputes:
-        last, rows = place_of(config.subtiles - 1, schedule), config.subtile_m
-        pl.when(j < grid_n)(functools.partial(_logits, schedule, soft_cap, inputs, scratch))
-    convert = functools.partial(_convert, schedule, soft_cap, inputs, scratch, last)
+    _clear_padding(schedule, inputs, jnp.maximum(j - schedule.lag, 0), part)
+    copies = SumCopies(schedule, refs, core, i, j, part)
+    copies.begin()
+    slot, step = lax.rem(j, jnp.int32(2)), functools.partial(gradients_step, schedule, soft_cap, refs, copies)
+    # Two slots whose numbers the compiler does not know may be the same memory to it, and it would compute no products
+    # before errors of the next tile are stored. Where logits are computed again, these are stored first.
+    if inputs.kept_vmem is None:
+        step(slot)
+    elif schedule.alternates:
+        for number in range(2):
+            pl.when(slot == number)(functools.partial(step, number))
+    else:
+        step(1)
 
-    @pl.when(j == 0)
+        @pl.when(part == schedule.parts - 1)
+        def _() -> None:
+            def move(rows: Any) -> None:
+                scratch.errors_vmem[0, rows, :] = scratch.errors_vmem[1, rows, :]
+
+            by_rows(tiles.tile_m, move, _MOVED_ROWS)
+
+    copies.end()
+
+
+def _clear_padding(schedule: LossSchedule, inputs: Inputs, j: Any, part: Any) -> None:
+    """Overwrite what copies of w do not reach with zeros: it is garbage, by which zeros would be multiplied."""
+    tiles = schedule.config.tiles
+    if inputs.next_w_vmem is not None and schedule.last_features < tiles.tile_k:
+
+        @pl.when(part == schedule.parts - 1)
+        def _() -> None:
+            shape = tiles.tile_k - schedule.last_features, tiles.tile_n
+            inputs.next_w_vmem[schedule.last_features :, :] = jnp.zeros(shape, inputs.next_w_vmem.dtype)
+
+    w_vmem, present = inputs.w_vmem, schedule.spec.n - (schedule.grid[1] - 1) * tiles.tile_n
+    if present == tiles.tile_n:
+        return
+    at_once = largest_divisor(tiles.tile_k, LANES, _CLEARED_ROWS)
+
+    @pl.when(j == schedule.grid[1] - 1)
     def _() -> None:
-        def chunk(rows: Any) -> None:
-            convert(rows.start, rows.size)
+        def clear(number: Any) -> None:
+            rows = pl.ds(times(number, at_once), at_once)
+            for column in range(present // LANES * LANES, tiles.tile_n, LANES):
+                columns = pl.ds(column, LANES)
+                lane = lax.broadcasted_iota(jnp.int32, (at_once, LANES), 1)
+                values = w_vmem[rows, columns].astype(jnp.float32)
+                w_vmem[rows, columns] = jnp.where(lane < present - column, values, 0.0).astype(w_vmem.dtype)
 
-        by_rows(rows, chunk)
-
-    piece_rows = padded(-(-rows // pieces(schedule)), ROWS)
-    at_once = math.gcd(piece_rows, CHUNK_ROWS)
-
-    def beside(number: Any) -> list[Array]:
-        # The last pieces may begin with rows of the piece before.
-        first = jnp.minimum(number * piece_rows, rows - piece_rows)
-        return [convert(pl.multiple_of(first + chunk, ROWS), at_once) for chunk in range(0, piece_rows, at_once)]
-
-    @pl.when(j > 0)
-    def _() -> None:
-        add_products(schedule, GradientRefs(inputs, outputs, scratch), core, i, j - 1, beside)
-
-    def move(rows: Any) -> None:
-        scratch.errors_vmem[rows, :] = scratch.next_errors_vmem[rows, :]
-
-    by_rows(config.tiles.tile_m, move, _MOVED_ROWS)
-
-
-def _logits(schedule: LossSchedule, soft_cap: float | None, inputs: Inputs, scratch: Scratch) -> None:
-    """Compute the logits of a tile, and the errors of all but its last subtile."""
-    rows_at_once = chunk_rows(schedule)
-
-    def subtile(number: Any) -> None:
-        # Before the first subtile, what is left in VMEM is converted, to be overwritten later.
-        before = place_of(jnp.maximum(number - 1, 0), schedule)
-
-        def work(chunk: int) -> Array:
-            return _convert(schedule, soft_cap, inputs, scratch, before, chunk, rows_at_once)
-
-        scratch.logits_vmem[...] = multiply_beside(
-            schedule, inputs.x_vmem, inputs.next_w_vmem, place_of(number, schedule), work
-        )
-
-    loop(schedule.config.subtiles, subtile)
-
-
-def _convert(
-    schedule: LossSchedule,
-    soft_cap: float | None,
-    inputs: Inputs,
-    scratch: Scratch,
-    place: Place,
-    row: Any,
-    n_rows: int,
-) -> Array:
-    """Store the errors of rows of the logits in VMEM, which begin at a place of the step's tile."""
-    core, i, j = (pl.program_id(axis) for axis in range(3))
-    spec, tiles = schedule.spec, schedule.config.tiles
-    rows, column = pl.ds(place.row + row, n_rows), place.column + j * tiles.tile_n
-
-    def store(group: int, errors: Array) -> None:
-        at = place.column + group
-        columns = pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), LANES)
-        scratch.next_errors_vmem[rows, columns] = errors.astype(scratch.next_errors_vmem.dtype)
-
-    columns_left = spec.n - column if spec.n % tiles.tile_n else None
-    if inputs.kept_vmem is not None and spec.m != schedule.rows:
-        # Rows of logits that are not there are garbage, by which zeros would be multiplied.
-        present = spec.m - (core * schedule.core_grid[1] + i) * tiles.tile_m - place.row - row
-        columns_left = jnp.where(lax.broadcasted_iota(jnp.int32, (n_rows, 1), 0) < present, spec.n - column, 0)
-    logits_vmem = scratch.logits_vmem if inputs.kept_vmem is None else inputs.kept_vmem
-    logits = logits_vmem.at[pl.ds(row, n_rows), :]
-    return store_errors(schedule, soft_cap, rows, column, columns_left, logits, scratch, store)
+        loop(tiles.tile_k // at_once, clear)
