@@ -29,10 +29,6 @@ _START = (
     f"import os, sys; sys.path[:] = os.environ.pop({_SYS_PATH_VARIABLE!r}).split(os.pathsep); "
     "from systolic.compiler.worker import main; main()"
 )
-# Freed pieces of memory that each thread keeps of each size. With glibc's 7 libtpu, which makes and frees millions of
-# small objects, spends a quarter of its time in malloc and free. 2,000 take up to 70 MB a thread. Other C
-# libraries ignore it.
-_MALLOC_TUNABLE = "glibc.malloc.tcache_count=2000"
 # libtpu says why it aborts before a stack trace and its crash handler's report.
 _STDERR_TAIL_BYTES = 1 << 17
 _EXIT_WAIT_S = 5.0
@@ -177,13 +173,11 @@ class WorkerProcess:
 
     def _environment(self) -> dict[str, str]:
         flags = [os.environ.get("LIBTPU_INIT_ARGS", ""), *dump_flags(self._folder.dump)]
-        tunables = [_MALLOC_TUNABLE, os.environ.get("GLIBC_TUNABLES", "")]  # of equal names the last counts
         return {
             # libtpu leaves a few log files per process, otherwise in a folder that is never cleared.
             "TPU_LOG_DIR": str(self._folder.path),
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
-            "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
             # No chip here: look for none, ask no metadata server, and let several processes load libtpu.
             "JAX_PLATFORMS": "cpu",
             "TPU_SKIP_MDS_QUERY": "1",

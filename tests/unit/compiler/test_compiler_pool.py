@@ -189,13 +189,6 @@ def test_what_cannot_travel_arrives_as_text(pool):
     assert pool.submit(add, 1, 1).result() == 2
 
 
-def test_a_worker_keeps_what_it_frees_and_the_users_tunables_come_after_ours(monkeypatch):
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mxfast=0")
-    with WorkerPool(max_workers=1, time_limit_s=PATIENCE_S) as pool:
-        tunables = pool.submit(os.getenv, "GLIBC_TUNABLES", label="x").result()
-    assert tunables == "glibc.malloc.tcache_count=2000:glibc.malloc.mxfast=0"
-
-
 def test_printing_does_not_disturb(pool):
     def chatter():
         print("to standard output", flush=True)  # noqa: T201 -- that is the test
