@@ -86,10 +86,12 @@ class Opcode:
     flags: slice = field(default_factory=partial(slice, 0))  # which of its operands are sync flags
     names_result: bool = False  # its result has the instruction's name, `%12 = spop`, and not a register's
     is_remote: bool = False  # it may act on another device
+    # A field and not a property: reading a program asks for it several times for each of a million instructions.
+    latency: Latency = field(init=False)
 
-    @property
-    def latency(self) -> Latency:
-        return "event" if self.translator == "events" else "matrix" if self.translator == "mxu" else "issue"
+    def __post_init__(self) -> None:
+        latency = "event" if self.translator == "events" else "matrix" if self.translator == "mxu" else "issue"
+        object.__setattr__(self, "latency", latency)
 
     @property
     def is_wait(self) -> bool:

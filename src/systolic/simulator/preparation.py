@@ -89,7 +89,7 @@ def prepare_listings(
         for name, text in (utilization or {}).items()
         if name in translations
     }
-    copies = any(instruction.traits.kind == "copy" for instruction in programs[TOP_LEVEL].instructions())
+    copies = any(instruction.traits.kind == "copy" for instruction in programs[TOP_LEVEL].instructions)
     return PreparedProgram(
         translations=translations,
         flags=flags,

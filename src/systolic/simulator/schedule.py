@@ -70,23 +70,16 @@ class Schedule:
             self._woken += what.waiting
             what.waiting.clear()
 
-    def _entry(self, time: float, program: int, parking: int | Callable[[], None]) -> _Entry:
-        self._turns += 1
-        return (time, self._turns, program, parking)
-
     def _push(self, time: float, program: int, parking: int | Callable[[], None]) -> None:
-        heapq.heappush(self._entries, self._entry(time, program, parking))
+        self._turns += 1
+        heapq.heappush(self._entries, (time, self._turns, program, parking))
 
     def run(self) -> list[float]:
         """Run all programs, with those added meanwhile; return when each ends. Raise DeadlockError if all wait."""
         ends: dict[int, float] = {}
         entries, parked = self._entries, self._parked
-        goes_on: _Entry | None = None  # of the program that has just had its turn
-        while entries or goes_on is not None:
-            time, _, program, parking = (
-                heapq.heappop(entries) if goes_on is None else heapq.heappushpop(entries, goes_on)
-            )
-            goes_on = None
+        while entries:
+            time, _, program, parking = heapq.heappop(entries)
             if program == _EVENT:
                 self.now = max(self.now, time)
                 assert callable(parking)
@@ -94,7 +87,7 @@ class Schedule:
             elif not parking or parked.get(program, _NOT_PARKED)[1] == parking:
                 parked.pop(program, None)
                 self.now = max(self.now, time)
-                goes_on = self._step(time, program, ends)
+                self._let_act(time, program, ends)
             if self._woken:
                 self._wake(self._woken)
                 self._woken = []
@@ -102,18 +95,26 @@ class Schedule:
             raise DeadlockError(_deadlock_words([self._stuck[program]() for program in parked]))
         return [ends[program] for program in range(len(self._programs))]
 
-    def _step(self, time: float, program: int, ends: dict[int, float]) -> _Entry | None:
-        """Let a program act; return its next turn, None if it ended or waits."""
-        self._running, self._due = program, None
+    def _let_act(self, time: float, program: int, ends: dict[int, float]) -> None:
+        """Let a program act as long as its turn is before all others'."""
+        self._running = program
+        entries, go_on = self._entries, self._programs[program].__next__
         try:
-            request = next(self._programs[program])
+            while True:
+                self._due = None
+                request = go_on()
+                if request is None:
+                    self._park(time, program)
+                    return
+                # Of acts at the same time the one that was announced first comes first.
+                if self._woken or (entries and request >= entries[0][0]):
+                    self._push(request, program, 0)
+                    return
+                time = request
+                if time > self.now:
+                    self.now = time
         except StopIteration as end:
             ends[program] = end.value
-            return None
-        if request is None:
-            self._park(time, program)
-            return None
-        return self._entry(request, program, 0)
 
     def _park(self, since: float, program: int) -> None:
         self._parkings += 1

@@ -102,7 +102,7 @@ def test_every_vector_instruction_of_the_table_is_kept(loads: bool) -> None:
             continue
         opcode = entry.name.replace("*", ".x")
         text = f"  0   : > {{ {VECTORS[0]}  ;;  %v7_v7 = {opcode} %v8_v8{pushed} }}\n"
-        opcodes = [instruction.opcode for instruction in parse_listing("TLP", text).instructions()]
+        opcodes = [instruction.opcode for instruction in parse_listing("TLP", text).instructions]
         assert opcodes == [opcode, "vpush"][: 1 + loads], entry
 
 
@@ -110,7 +110,7 @@ def test_every_vector_instruction_of_the_table_is_kept(loads: bool) -> None:
 def test_loads_are_kept_if_the_scalar_side_may_see_them(opcode: str, places: list[str]) -> None:
     load = "%v1_v1 = vld [vmem:[#allocation1] sm:$0xff]  ;;  %v2_v2 = vld [vmem:[#allocation2] sm:$0x1]"
     text = f"  0   : > {{ {load}  ;;  %7 = {opcode} %v1_v1 }}\n"
-    instructions = [*parse_listing("TLP", text).instructions()]
+    instructions = [*parse_listing("TLP", text).instructions]
     assert [*instructions[0].operands] == places if places else instructions[0].opcode == opcode
     assert len(instructions) == 1 + len(places)
 

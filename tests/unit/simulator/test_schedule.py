@@ -23,6 +23,45 @@ def test_the_one_furthest_behind_goes_first() -> None:
     assert seen == [("a", 1), ("b", 2), ("a", 5), ("b", 3)]
 
 
+def test_of_acts_at_the_same_time_the_one_that_was_announced_first_comes_first() -> None:
+    schedule, seen = Schedule(), []
+
+    def program(name: str, *times: float) -> Running:
+        for time in times:
+            yield time
+            seen.append((name, time, schedule.now))
+        return times[-1]
+
+    schedule.start(0, program("a", 1, 2, 5, 6), lambda: "a")
+    schedule.start(0, program("b", 4, 5), lambda: "b")
+    schedule.at(2, lambda: seen.append(("event", 2, schedule.now)))
+    assert schedule.run() == [6, 5]
+    acts = [("a", 1, 1), ("event", 2, 2), ("a", 2, 2), ("b", 4, 4), ("a", 5, 5), ("b", 5, 5), ("a", 6, 6)]
+    assert seen == acts
+
+
+def test_a_program_that_wakes_another_does_not_act_again_before_it() -> None:
+    schedule, flag, seen = Schedule(), Waited(), []
+
+    def waker() -> Running:
+        yield 1
+        schedule.changed(flag)
+        yield 2
+        seen.append("waker")
+        return 2
+
+    def waiter() -> Running:
+        schedule.wait_for(flag)
+        yield None
+        seen.append("waiter")
+        return schedule.now
+
+    schedule.start(0, waker(), lambda: "waker")
+    schedule.start(0, waiter(), lambda: "waiter")
+    assert schedule.run() == [2, 1]
+    assert seen == ["waiter", "waker"]
+
+
 def waiting(schedule: Schedule, flag: Waited, done: list[bool], tries: list[float]) -> Running:
     while not done:
         tries.append(schedule.now)

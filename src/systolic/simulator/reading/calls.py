@@ -50,7 +50,7 @@ class CallOperand:
 
 def call_operands(program: Program) -> tuple[CallOperand, ...]:
     result = []
-    for instruction in program.instructions():
+    for instruction in program.instructions:
         if instruction.traits.kind != "operand" or instruction.dest is None:
             continue
         annotation = _ANNOTATION.search(instruction.text)

@@ -19,7 +19,7 @@ def logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
     pending: list[str] = []
     start = depth = 0
     for number, line in enumerate(text.split("\n"), 1):
-        opened, closed = line.count("/*"), line.count("*/")
+        opened, closed = (line.count("/*"), line.count("*/")) if "*" in line else (0, 0)
         if not pending:
             if line[:1] != " " and _PREAMBLE.match(line):
                 continue

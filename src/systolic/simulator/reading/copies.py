@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -41,12 +42,15 @@ class CopyReader:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._definitions = {
+        self._descriptors = self._read_descriptors(program)
+
+    @functools.cached_property
+    def _definitions(self) -> dict[str, Instruction]:
+        return {
             inner.dest.rsplit("_", 1)[0]: inner
-            for inner in program.instructions()
+            for inner in self._program.instructions
             if inner.dest is not None and "_" in inner.dest
         }
-        self._descriptors = self._read_descriptors(program)
 
     def ends(self, instruction: Instruction) -> CopyEnds:
         """Find the ends of a copy: in its opcode, or, of `dma.general`, in its comment or by its addresses.
@@ -110,7 +114,7 @@ class CopyReader:
     def _read_descriptors(self, program: Program) -> dict[str, dict[int, int | None]]:
         """Read what the program stores in scalar memory, by allocation and place; None: not always the same."""
         result: dict[str, dict[int, int | None]] = {}
-        for instruction in program.instructions():
+        for instruction in program.instructions:
             match = _STORE.match(instruction.operands[0]) if instruction.traits.kind == "store" else None
             if match is None:
                 continue

@@ -10,8 +10,8 @@ the line it does not understand rather than guess.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError, reading
@@ -53,10 +53,7 @@ class Instruction:
     predicate: Predicate | None
     comment: str
     text: str
-    traits: Opcode = field(init=False, repr=False, compare=False)  # the opcode's entry in the table
-
-    def __post_init__(self) -> None:
-        self.traits = TENSOR_CORE[self.opcode]
+    traits: Opcode = field(repr=False, compare=False)  # the opcode's entry in the table
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen: see `Instruction`
@@ -86,9 +83,11 @@ class Program:
     bundles: tuple[Bundle, ...]
     region_start: dict[int, int] = field(repr=False)  # region → index of its first bundle
     spaces: dict[str, str] = field(repr=False)  # allocation → memory space, of those that are loaded from or stored to
+    instructions: tuple[Instruction, ...] = field(init=False, repr=False, compare=False)  # of all bundles, in order
 
-    def instructions(self) -> Iterator[Instruction]:
-        return (instruction for bundle in self.bundles for instruction in bundle.instructions)
+    def __post_init__(self) -> None:
+        instructions = itertools.chain.from_iterable([bundle.instructions for bundle in self.bundles])
+        object.__setattr__(self, "instructions", tuple(instructions))
 
 
 # Registers in an operand: scalar and predicate registers by their physical name, vector registers by their virtual one.
@@ -167,7 +166,10 @@ def _parse_bundle(name: str, line_number: int, line: str, pieces: _Pieces) -> Bu
     body = code[head.end() : end]
     starts: list[int] = []
     ends: list[int] = []
-    after = split_comments(code[end:])[1] if simple else [comment for comment in comments if comment[0] > end]
+    if simple:
+        after = split_comments(code[end:])[1] if end + 1 < len(code) else []
+    else:
+        after = [comment for comment in comments if comment[0] > end]
     for _, comment in after:
         for kind, region in _REGION.findall(comment):
             (ends if kind == "End" else starts).append(int(region))
@@ -175,10 +177,11 @@ def _parse_bundle(name: str, line_number: int, line: str, pieces: _Pieces) -> Bu
     blank = 0
     for begin, until in pieces.places(body):
         piece = body[begin:until]
-        if simple:
-            piece, of_piece = split_comments(piece)
-        else:
+        of_piece: list[tuple[int, str]] = []
+        if not simple:
             of_piece = [text for text in comments if begin <= text[0] - head.end() < until + 2]
+        elif "/*" in piece:
+            piece, of_piece = split_comments(piece)
         stripped = piece.strip()
         if not stripped:
             blank += 1
@@ -186,19 +189,15 @@ def _parse_bundle(name: str, line_number: int, line: str, pieces: _Pieces) -> Bu
         parsed = _parse_instruction(stripped)
         if parsed is None:
             raise SimulationError(f"{name}, line {line_number}: no instruction: {stripped[:200]}")
-        if parsed is _VECTOR or (TENSOR_CORE[parsed[1]].kind == "vector load" and not pieces.loads):
+        if parsed is _VECTOR:
             continue
         dest, opcode, rest, predicate = parsed
-        instructions.append(
-            Instruction(
-                opcode=opcode,
-                dest=dest,
-                operands=_operands(rest),
-                predicate=predicate,
-                comment=" ".join([text for _, text in of_piece]).strip(),
-                text=stripped,
-            )
-        )
+        traits = TENSOR_CORE[opcode]
+        if traits.kind == "vector load" and not pieces.loads:
+            continue
+        comment = " ".join([text for _, text in of_piece]).strip() if of_piece else ""
+        # By position: names take a third longer, a million times.
+        instructions.append(Instruction(opcode, dest, _operands(rest), predicate, comment, stripped, traits))
     vector_count = body.count(";;") + 1 - blank - len(instructions)
     # A call's operands are in their registers before its first bundle, which may write over one that nothing reads.
     if "inlined_call_operand" in body:

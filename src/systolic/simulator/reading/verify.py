@@ -90,7 +90,7 @@ class _Check:
         self.program = program
         self.blocks = blocks
         self.aliases: dict[str, str] = {}
-        for instruction in program.instructions():
+        for instruction in program.instructions:
             # A pointer made from a number is the same value under another name.
             if instruction.traits.kind == "pointer" and instruction.dest and instruction.operands:
                 for name, _ in _USE.findall(instruction.operands[0]):

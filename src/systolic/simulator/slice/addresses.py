@@ -27,6 +27,7 @@ class Addresses:
         self._cores = shape.chip.cores_per_device
         self._devices = shape.devices_per_chip
         self._sparse_cores = shape.chip.sparse_core.cores_per_device if shape.chip.sparse_core is not None else 1
+        self._known: dict[tuple[int, int, int], RemoteTarget] = {}  # by sender, chip and core
 
     def of_signal(self, sender: int, address: int) -> RemoteTarget:
         return self._target(sender, address >> self._links.signal_chip_bit & _CHIP_MASK, address >> _SIGNAL_CORE & 1)
@@ -53,6 +54,13 @@ class Addresses:
         return RemoteTarget(target.device, core, remote=True)
 
     def _target(self, sender: int, chip: int, core: int) -> RemoteTarget:
+        key = sender, chip, core
+        target = self._known.get(key)
+        if target is None:
+            target = self._known[key] = self._read(sender, chip, core)
+        return target
+
+    def _read(self, sender: int, chip: int, core: int) -> RemoteTarget:
         if self.routes is not None:
             chip = self.routes.target(sender // self._devices, chip)
         if chip >= self._chips:

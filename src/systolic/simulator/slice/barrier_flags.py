@@ -22,12 +22,14 @@ _NUMBER = re.compile(r"\d+|0x[0-9a-f]+", re.ASCII)
 
 def barrier_flags(program: Program) -> dict[str, int]:
     """Return the allocations that are signalled by number, with it; raise SimulationError if one is not certain."""
+    if not any(instruction.traits.kind == "signal" for instruction in program.instructions):
+        return {}
     definitions = definitions_of(program)
     numbers: dict[int, str] = {}  # and the allocation for which the program waits first after the signal
     signalled: set[str] = set()
     copied: set[str] = set()
     waited: set[str] = set()
-    for instruction in program.instructions():
+    for instruction in program.instructions:
         if instruction.traits.kind == "signal":
             allocations, constants = _traced(instruction.operands[0], definitions)
             signalled |= allocations

@@ -115,7 +115,7 @@ def constant_operands(
     """
     definitions = definitions_of(top_level)
     calls: dict[str, Instruction] = {}
-    for instruction in top_level.instructions():
+    for instruction in top_level.instructions:
         if instruction.traits.kind == "call" and (called := _CALLED.search(instruction.comment)):
             calls.setdefault(called.group(1), instruction)
     for name, call in calls.items():
@@ -142,7 +142,7 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
     Raises:
       NeighbourTableError: it is used in another way.
     """
-    instructions = list(top_level.instructions())
+    instructions = top_level.instructions
     names, words, count = set[str](), set(offsets), -1
     while count < len(names) + len(words):
         count = len(names) + len(words)

@@ -13,7 +13,7 @@ Definitions = Mapping[str, Sequence[Instruction]]
 def definitions_of(program: Program) -> Definitions:
     """Return the instructions that write each virtual register."""
     result: dict[str, list[Instruction]] = {}
-    for instruction in program.instructions():
+    for instruction in program.instructions:
         if instruction.dest is not None:
             result.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
     return result

@@ -125,8 +125,8 @@ class Device:
 
     def _pipes(self, target: SliceDevice, source: str, destination: str) -> tuple[HbmPipe, ...]:
         """Return the pipes to HBM that a copy to another device goes through."""
-        ends = ((self, source), (target, destination))
-        return tuple(device.dma.pipe for device, space in ends if space == "hbm")
+        read = (self.dma.pipe,) if source == "hbm" else ()
+        return (*read, target.dma.pipe) if destination == "hbm" else read
 
     def sparse_signal(self, label: str, launched: float, time: float, address: int, amount: int) -> bool:
         to = self._around.sparse_signal_target(self.number, address)

@@ -70,7 +70,7 @@ def slice_facts(
     for name, program in programs.items():
         addresses = translations[name].addresses
         top_level = name == TOP_LEVEL
-        remote = any(instruction.traits.is_remote for bundle in program.bundles for instruction in bundle.instructions)
+        remote = any(instruction.traits.is_remote for instruction in program.instructions)
         identities = identity_words(program, remote=remote, top_level=top_level)
         words |= {addresses[allocation]: word for allocation, word in identities.items() if allocation in addresses}
     operands = {name: translation.operands for name, translation in translations.items()}

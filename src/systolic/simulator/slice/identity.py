@@ -190,5 +190,6 @@ def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
             if word is not None:
                 loads.setdefault(word.group(1), []).append(instruction.comment.strip())
                 operands = operands[1:]
-            others.update(_USED.findall(" ".join(operands)))
+            if "#" in instruction.text:
+                others.update(_USED.findall(" ".join(operands)))
     return loads, others

@@ -35,7 +35,7 @@ def without_route_pointers(program: Program) -> Program:
 
 def route_pointers(program: Program) -> set[str]:
     """Return the allocations with such pointers: the program adds the offset to a word loaded from them."""
-    instructions = list(program.instructions())
+    instructions = program.instructions
     added = {
         f"%{instruction.dest}"
         for instruction in instructions

@@ -88,7 +88,7 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
 def _never_read(program: Program) -> frozenset[str]:
     """Return allocations of scalar memory that the program only stores to."""
     stored, mentioned = set(), set()
-    for instruction in program.instructions():
+    for instruction in program.instructions:
         if "#" not in instruction.text:
             continue
         others = instruction.operands
@@ -111,7 +111,9 @@ def live_instructions(
     private = _never_read(program)
 
     def effects_of(bundle: Bundle) -> list[tuple[Instruction, Effect]]:
-        pairs = [(code, effect(code, private, followed, remote=remote)) for code in bundle.instructions]
+        # Most instructions, of the matrix units, matter to themselves at most.
+        others = [code for code in bundle.instructions if code.predicate or code.traits.latency != "matrix"]
+        pairs = [(code, effect(code, private, followed, remote=remote)) for code in others]
         return [pair for pair in pairs if pair[1].root or pair[1].writes]  # no others can matter
 
     effects = [

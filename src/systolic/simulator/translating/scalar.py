@@ -33,7 +33,7 @@ def flag_names(program: Program) -> frozenset[str]:
     result: set[str] = set()
     used_registers: set[str] = set()
     choices: list[tuple[str, set[str]]] = []  # register, and the allocations between which it was selected
-    for instruction in program.instructions():
+    for instruction in program.instructions:
         for text in instruction.operands[instruction.traits.flags]:
             named = _ALLOCATION.fullmatch(text)
             if named:
@@ -57,9 +57,9 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
     offsets: dict[str, set[int]] = {}
     cleared: dict[str, set[int]] = {}
     unclear: set[str] = set()
-    for instruction in program.instructions():
+    for instruction in program.instructions:
         traits = instruction.traits
-        if not any("#" in text for text in instruction.operands):  # no allocation is mentioned
+        if "#" not in instruction.text:  # no allocation is mentioned
             continue
         # An address made from a flag's may be another flag's.
         direct = Counter(() if traits.kind == "address" else instruction.operands[traits.flags])

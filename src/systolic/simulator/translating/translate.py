@@ -171,8 +171,8 @@ class _Translator:
                 continue
             offset = index - block.first
             try:
-                others = any(instruction.traits.latency != "matrix" for instruction in bundle.instructions)
-                if others and any(instruction.opcode == "call" for instruction in bundle.instructions):
+                others = [instruction for instruction in bundle.instructions if instruction.traits.latency != "matrix"]
+                if others and any(instruction.opcode == "call" for instruction in others):
                     self._check_shadow_of_call(index)
                 if others and (events := self.code.events(bundle)):
                     self._close(number, gathered, offset - last_start, code)
