@@ -20,11 +20,7 @@ def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
     cases = suite("moe-layer")
     few, many = "layer of few tokens", "layer of many tokens"
     quantized = {"int8": 1, "e4m3": 1, "e4m3/128x128": 2, "int4/128": 1, "w8a8": 1}
-    formats = {
-        f"{name} {group}": models * 2
-        for name, models in quantized.items()
-        for group in (few, many)
-    }
+    formats = {f"{name} {group}": models * 2 for name, models in quantized.items() for group in (few, many)}
     assert Counter(case.group for case in cases) == {few: 10, many: 11, **formats}
     layer = next(case.spec for case in cases if case.name == "qwen3-30b layer 2048")
     assert layer.flops == 2048 * 8 * 3 * 2 * 2048 * 768
