@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
     ("gpt-oss-120b", 2880, 2880, 128, 4),
     ("deepseek-v3", 7168, 2048, 256, 8),
 )
-TOKENS = (128, 2048, 8192)
+TOKENS = (128, 512, 2048, 8192)
 SUITE = "moe-layer"
 _SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight devices
 # Also with quantized experts, by the name of the format. A square of 128 × 128 shares a scale in DeepSeek-V3.

@@ -33,12 +33,23 @@ class Sorted(NamedTuple):
 def chosen_experts(logits: Array, top_k: int, renormalize: bool) -> tuple[Array, Array]:
     """Return the experts of each token, [tokens, k], and their weights in float32."""
     logits = logits.astype(jnp.float32)
-    ids = lax.top_k(lax.stop_gradient(logits), top_k)[1]
-    # Not the values of top_k, nor a gather: the gradient of both is a scatter, which a TPU does element by element.
-    chosen = jnp.where(_is_expert(ids, logits.shape[1]), logits[:, None, :], 0).sum(2)
+    values, ids = lax.top_k(lax.stop_gradient(logits), top_k)
+    chosen = _selected(logits, values, ids)
     if renormalize:
         return ids, jax.nn.softmax(chosen, axis=1)
     return ids, jnp.exp(chosen - jax.nn.logsumexp(logits, axis=1, keepdims=True))
+
+
+@jax.custom_jvp
+def _selected(logits: Array, values: Array, ids: Array) -> Array:
+    """Return `values`, the logits of `ids`. Their gradient is no scatter, which a TPU does element by element."""
+    return values
+
+
+@_selected.defjvp
+def _selected_tangent(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Any]) -> tuple[Array, Array]:
+    (_, values, ids), (tangent, *_) = primals, tangents
+    return values, jnp.where(_is_expert(ids, tangent.shape[1]), tangent[:, None, :], 0).sum(2)
 
 
 def _is_expert(ids: Array, experts: int) -> Array:

@@ -116,7 +116,7 @@ class _Kernel:
     def run(self) -> None:
         schedule = self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
-        visits = list_groups(groups, self.buffers.table, schedule).visits
+        visits = list_groups(groups, self.buffers.table, schedule)
         steps = visits * schedule.grid_k * schedule.core_n
         zero = jnp.int32(0)
         begin = _At(zero, zero, zero)

@@ -18,7 +18,7 @@ from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.code_blocks import RowBlock
 from systolic.ops.grouped.kernel.product_arrays import At, Buffers, GroupedOperands
 from systolic.ops.grouped.kernel.product_outputs import Outputs, rows_of
-from systolic.ops.grouped.kernel.visits import Field, Groups, list_panels
+from systolic.ops.grouped.kernel.visits import Field, Groups, Listed, Panels
 from systolic.ops.grouped.schedule import GroupedSchedule
 from systolic.ops.grouped.spec import GroupedSpec
 from systolic.schedule import LANES
@@ -42,14 +42,22 @@ class Steps:
 
     def run(self) -> None:
         """List the visits, take all steps, and store the rows that no group has."""
-        buffers, schedule = self.buffers, self.schedule
+        schedule, zero = self.schedule, jnp.int32(0)
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
-        listed = list_panels(groups, buffers.table, schedule)
-        steps = listed.visits * schedule.core_n
-        self.outputs.begin(listed)
-        zero = jnp.int32(0)
+        panels = Panels(groups=groups, table=self.buffers.table, schedule=schedule)
         begin = At(zero, zero)
-        front = self._fetch(steps, zero, begin, _Front(zero, begin))
+
+        def list_and_fetch(part: Any, state: tuple[Listed, _Front]) -> tuple[Listed, _Front]:
+            listed, front = state
+            listed = panels.list(listed, jnp.where(part == 0, schedule.weight_slots + 1, schedule.most_visits + 1))
+            # The step after the last visit depends on whether its panel ends.
+            steps = jnp.where(panels.is_whole(listed), listed.visits * schedule.core_n, listed.visits - 1)
+            return listed, self._fetch(steps, zero, begin, front)
+
+        # First as many visits as there are slots, whose copies run while the others are listed.
+        listed, front = lax.fori_loop(0, 2, list_and_fetch, (panels.begin(), _Front(zero, begin)))
+        self.outputs.begin(listed)
+        steps = listed.visits * schedule.core_n
 
         def step(number: Any, state: tuple[_Front, At]) -> tuple[_Front, At]:
             front, at = state

@@ -1,11 +1,11 @@
-"""The visits that a grouped kernel makes, listed in SMEM from the sizes of the groups before the first copy starts.
+"""The visits that a grouped kernel makes, listed in SMEM from the sizes of the groups.
 
-The listing is scalar code, a few cycles per group; XLA would need several operations before the kernel.
+The listing is scalar code, about 90 cycles per group; XLA would need several operations before the kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -37,66 +37,107 @@ class Field:
     COUNT = 9
 
 
-class Listed(NamedTuple):
-    visits: Any
-    begin: Any
-    end: Any
-
-
 def down(row: Any, multiple: int) -> Any:
     """Return the multiple at or below a row; `multiple` is a power of two."""
     return lax.bitwise_and(row, jnp.int32(-multiple))
 
 
-def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed:
-    """List the visits of a product, in panels: rows of consecutive groups that are in VMEM together."""
-    multiple, panel = schedule.row_multiple, schedule.panel
+class Listed(NamedTuple):
+    """The visits of a product that are in the table, and where its listing stands."""
 
-    def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    groups: Any  # number of groups that are listed
+    begin: Any  # first row of all groups
+    end: Any  # row after those of the groups that are listed
+    visits: Any
+    panel_rows: Any  # rows of the last panel
+    slot: Any  # of the last panel in VMEM
+    first: Any  # visit of the last panel
+    panels: Any  # number of the last panel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Panels:
+    """Lists the visits of a product, in panels: rows of consecutive groups that are in VMEM together."""
+
+    groups: Groups
+    table: Any
+    schedule: GroupedSchedule
+
+    def begin(self) -> Listed:
+        zero, row = jnp.int32(0), self._walk.first_row()
+        return Listed(zero, row, row, *[zero] * 5)
+
+    def is_whole(self, listed: Listed) -> Any:
+        return listed.groups == self.groups.number
+
+    def list(self, listed: Listed, visits: Any) -> Listed:
+        """List groups until there are so many visits, or all of them. Whether a panel ends is known at its next visit.
+
+        Listing a group takes about 90 cycles: copies of the first visits can start before all are listed.
+        """
+
+        def is_left(listed: Listed) -> Any:
+            return (listed.groups < self.groups.number) & (listed.visits < visits)
+
+        listed = lax.while_loop(is_left, self._list_group, listed)
+
+        @pl.when(self.is_whole(listed) & (listed.visits > 0))
+        def _last() -> None:
+            self.table[Field.LAST, listed.visits - 1] = 1
+
+        return listed
+
+    @property
+    def _walk(self) -> _Walk:
+        return _Walk(groups=self.groups, multiple=self.schedule.row_multiple)
+
+    def _list_group(self, listed: Listed) -> Listed:
+        schedule, table, panel = self.schedule, self.table, self.schedule.panel
+        rows = self._walk.rows_of(listed.groups, listed.end)
         blocks = lax.div(rows.span + (panel - 1), jnp.int32(panel))
         block_rows = _even(rows.span, blocks, schedule.blocks[0].rows)
 
-        def block(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            visit, panel_rows, slot, first, panels = carry
+        def block(at: Any, listed: Listed) -> Listed:
+            visit = listed.visits
             begin = rows.begin + at * block_rows
             size = jnp.minimum(block_rows, rows.begin + rows.span - begin)
-            is_new = panel_rows + size > panel
+            is_new = listed.panel_rows + size > panel
 
             @pl.when(visit > 0)
             def _end_of_panel() -> None:
                 table[Field.LAST, visit - 1] = is_new.astype(jnp.int32)
 
-            slot = jnp.where(is_new, jnp.where(slot == schedule.panels - 1, 0, slot + 1), slot)
-            panel_rows, first = jnp.where(is_new, 0, panel_rows), jnp.where(is_new, visit, first)
-            panels = panels + is_new.astype(jnp.int32)
-            table[Field.GROUP, visit] = number
+            next_slot = jnp.where(listed.slot == schedule.panels - 1, 0, listed.slot + 1)
+            slot = jnp.where(is_new, next_slot, listed.slot)
+            panel_rows = jnp.where(is_new, 0, listed.panel_rows)
+            first, panels = jnp.where(is_new, visit, listed.first), listed.panels + is_new.astype(jnp.int32)
+            table[Field.GROUP, visit] = listed.groups
             table[Field.BEGIN, visit] = begin
             table[Field.SIZE, visit] = size
             table[Field.HEAD, visit] = jnp.where(at == 0, rows.start - begin, 0)
-            table[Field.KEPT, visit] = jnp.minimum(size, down(rows.end, multiple) - begin)
+            table[Field.KEPT, visit] = jnp.minimum(size, down(rows.end, schedule.row_multiple) - begin)
             table[Field.FIRST, visit] = first
             table[Field.PLACE, visit] = slot * panel + panel_rows
             table[Field.PANEL, visit] = panels
-            return visit + 1, panel_rows + size, slot, first, panels
+            return listed._replace(
+                visits=visit + 1, panel_rows=panel_rows + size, slot=slot, first=first, panels=panels
+            )
 
-        return lax.fori_loop(0, blocks, block, carry)
-
-    zero = jnp.int32(0)
-    (visits, *_), begin, end = _over_groups(groups, multiple, group, (zero,) * 5)
-
-    @pl.when(visits > 0)
-    def _last() -> None:
-        table[Field.LAST, visits - 1] = 1
-
-    return Listed(visits, begin, end)
+        listed = lax.fori_loop(0, blocks, block, listed)
+        return listed._replace(groups=listed.groups + 1, end=rows.end)
 
 
-def list_groups(groups: Groups, table: Any, schedule: GradientSchedule) -> Listed:
-    """List the visits of a gradient: all visits of a group are consecutive, and a group without rows has one too."""
-    multiple, max_rows, depth = schedule.row_multiple, schedule.most_rows, schedule.depths[-1]
+def list_groups(groups: Groups, table: Any, schedule: GradientSchedule) -> Any:
+    """List the visits of a gradient, and return their number.
 
-    def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        (visit,) = carry
+    All visits of a group are consecutive, and a group without rows has one too.
+    """
+    walk = _Walk(groups=groups, multiple=schedule.row_multiple)
+    max_rows, depth = schedule.most_rows, schedule.depths[-1]
+
+    def group(number: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        visit, start = state
+        rows = walk.rows_of(number, start)
         blocks = jnp.maximum(lax.div(rows.span + (max_rows - 1), jnp.int32(max_rows)), 1)
         block_rows = _even(rows.span, blocks, depth)
 
@@ -114,10 +155,10 @@ def list_groups(groups: Groups, table: Any, schedule: GradientSchedule) -> Liste
             return carry
 
         lax.fori_loop(0, blocks, block, None)
-        return (visit + blocks,)
+        return visit + blocks, rows.end
 
-    (visits,), begin, end = _over_groups(groups, multiple, group, (jnp.int32(0),))
-    return Listed(visits, begin, end)
+    visits, _ = lax.fori_loop(0, groups.number, group, (jnp.int32(0), walk.first_row()))
+    return visits
 
 
 class _Rows(NamedTuple):
@@ -129,37 +170,42 @@ class _Rows(NamedTuple):
     span: Any
 
 
-def _over_groups(
-    groups: Groups, multiple: int, body: Callable[[Any, _Rows, Any], Any], carry: Any
-) -> tuple[Any, Any, Any]:
-    """Call `body` for each group that the kernel has; return the first and the last of their rows."""
-    zero = jnp.int32(0)
-    first = zero if groups.offset_smem is None else groups.offset_smem[0]
-    count = groups.sizes_smem.shape[0]
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Walk:
+    """Goes through the groups that the kernel has, one after another."""
 
-    def end_of(start: Any, size: Any) -> Any:
-        # Not the minimum of m and the sum, which sizes near 2^31 would overflow.
-        return start + jnp.minimum(jnp.maximum(size, 0), groups.m - start)
+    groups: Groups
+    multiple: int
 
-    def size_of(number: Any) -> Any:
+    def first_row(self) -> Any:
+        """Return the first row of the groups."""
+        groups, zero = self.groups, jnp.int32(0)
         if groups.offset_smem is None:
-            return groups.sizes_smem[number]
-        # The offset may have any value: a matrix without a group meets no rows.
-        return jnp.where((number >= 0) & (number < count), groups.sizes_smem[jnp.clip(number, 0, count - 1)], 0)
+            return zero
+        before = jnp.minimum(groups.offset_smem[0], groups.sizes_smem.shape[0])
+        return lax.fori_loop(0, before, lambda number, row: self._end_of(row, self._size_of(number)), zero)
 
-    begin_row = zero
-    if groups.offset_smem is not None:
-        begin_row = lax.fori_loop(0, jnp.minimum(first, count), lambda number, row: end_of(row, size_of(number)), zero)
-
-    def group(number: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        carry, start = state
-        end = end_of(start, size_of(first + number))
+    def rows_of(self, number: Any, start: Any) -> _Rows:
+        """Return the rows of a group, which begin at `start`."""
+        groups, multiple = self.groups, self.multiple
+        end = self._end_of(
+            start, self._size_of(number if groups.offset_smem is None else groups.offset_smem[0] + number)
+        )
         begin = down(start, multiple)
-        span = jnp.where(end > start, down(end + (multiple - 1), multiple) - begin, 0)
-        return body(number, _Rows(start, end, begin, span), carry), end
+        return _Rows(start, end, begin, jnp.where(end > start, down(end + (multiple - 1), multiple) - begin, 0))
 
-    carry, end_row = lax.fori_loop(0, groups.number, group, (carry, begin_row))
-    return carry, begin_row, end_row
+    def _end_of(self, start: Any, size: Any) -> Any:
+        # Not the minimum of m and the sum, which sizes near 2^31 would overflow.
+        return start + jnp.minimum(jnp.maximum(size, 0), self.groups.m - start)
+
+    def _size_of(self, number: Any) -> Any:
+        """Return the rows of one of all groups."""
+        sizes = self.groups.sizes_smem
+        if self.groups.offset_smem is None:
+            return sizes[number]
+        # The offset may have any value: a matrix without a group meets no rows.
+        count = sizes.shape[0]
+        return jnp.where((number >= 0) & (number < count), sizes[jnp.clip(number, 0, count - 1)], 0)
 
 
 def _even(span: Any, blocks: Any, multiple: int) -> Any:

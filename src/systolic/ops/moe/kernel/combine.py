@@ -74,6 +74,10 @@ def combine_rows(
 
         return pl.BlockSpec((1, *array.shape[1:]), block, memory_space=pltpu.SMEM)
 
+    tables = [runs, runs, codes, weights]
+    if not interpret:
+        # XLA would move each to VMEM in a copy of its own, one after another, when the results are there.
+        tables = [pltpu.with_memory_space_constraint(table, pltpu.HBM) for table in tables]
     return pl.pallas_call(
         functools.partial(_kernel, spec, schedule, packed),
         grid=(schedule.blocks, slabs),
@@ -95,7 +99,7 @@ def combine_rows(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_combine_{spec.dtype}_{spec.tokens}_{spec.top_k}_{d}",
-    )(runs, runs, codes, weights, in_tiles(results, interpret))
+    )(*tables, in_tiles(results, interpret))
 
 
 def _kernel(spec: CombineSpec, schedule: CombineSchedule, packed: PackedRows, *refs: Any) -> None:

@@ -8,6 +8,7 @@ one after another, while those before are on their way to HBM. Rows after the la
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.kernels.ring import Act
 from systolic.ops.moe.schedule import BLOCK_SLOTS, CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
 from systolic.schedule.legality import LANES
+
+_TILES_TOGETHER = 4  # of straight code: the addresses of one are computed while the other is copied
 
 
 class _Refs(NamedTuple):
@@ -95,6 +98,7 @@ def _kernel(
     kept, first_tiles, codes, *rest = refs
     refs = _Refs(kept, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
     registers, block_tiles = tokens.registers, rows.tiles
+    together = math.gcd(block_tiles, _TILES_TOGETHER)
     kept_tiles = lax.div(refs.kept[0] + SUBLANES - 1, SUBLANES)
 
     def arrival(slab: Any, act: Act) -> None:
@@ -132,14 +136,17 @@ def _kernel(
         slot = lax.rem(step, BLOCK_SLOTS)
         pl.when(step >= BLOCK_SLOTS)(lambda: departure(step - BLOCK_SLOTS).wait())
 
-        def copy(tile: Any, carry: None) -> None:
-            code = (number * block_tiles + tile) * SUBLANES
-            codes = [refs.codes[0, 0, code + row] for row in range(SUBLANES)]
-            tokens.copy(refs.tokens, lax.rem(slab, schedule.slots), codes, rows, refs.rows, slot, tile)
+        def copy(group: Any, carry: None) -> None:
+            for tile in range(together):
+                at = group * together + tile
+                code = (number * block_tiles + at) * SUBLANES
+                codes = [refs.codes[0, 0, code + row] for row in range(SUBLANES)]
+                tokens.copy(refs.tokens, lax.rem(slab, schedule.slots), codes, rows, refs.rows, slot, at)
             return carry
 
         tiles = jnp.minimum(block_tiles, kept_tiles - (first_block + number) * block_tiles)
-        lax.fori_loop(0, tiles, copy, None)
+        # Tiles after the last row are of any rows, and are not sent.
+        lax.fori_loop(0, lax.div(tiles + together - 1, together), copy, None)
         departure(step).start()
         return carry
 
