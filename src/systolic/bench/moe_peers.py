@@ -52,10 +52,10 @@ def _megablox(tiles: tuple[int, int, int], lhs: Array, rhs: Array, sizes: Array)
 
 
 @runs_user_code
-def _by_tokamax(spec: MoeSpec, *given: Array) -> Array:
+def _by_tokamax(spec: MoeSpec, *operands: Array) -> Array:
     tokamax = importlib.import_module("tokamax")  # raced if installed
     with tokamax.config.cross_compile(True):  # no TPU is in sight: the kernel is for another machine
-        return product_of(spec, functools.partial(_tokamax, tokamax), *given)
+        return product_of(spec, functools.partial(_tokamax, tokamax), *operands)
 
 
 @runs_user_code

@@ -48,9 +48,9 @@ def arguments(spec: MoeSpec) -> tuple[Any, ...]:
 
 
 @runs_user_code  # what raises without a frame of its own was raised in the product that was given
-def product_of(spec: MoeSpec, product: GroupedProduct, *given: Array) -> Array:
+def product_of(spec: MoeSpec, product: GroupedProduct, *operands: Array) -> Array:
     """Compute the spec with a product of rows in groups and its derivative."""
-    *arrays, sizes = given
+    *arrays, sizes = operands
     if spec.kind == "gated":
         x, gate, up = arrays
         return jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)

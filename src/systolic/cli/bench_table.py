@@ -48,7 +48,7 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     textual("config", lambda row: row.plan.config, droppable=True),
 )
 _LEGEND = (
-    "XLA: in repeated calls, where the copy of an operand that it starts ahead of a call hides behind the call before, "
+    "XLA: in repeated calls, where the copy of an operand that it starts before a call runs during the previous call, "
     "as far as HBM has time for it; alone: all of that copy hidden; + copy: none of it\n"
     "MXU and HBM: limits at the published peak and bandwidth; share: of our time that the larger one is; of model: the "
     "same at the simulator's clock and bandwidth"
