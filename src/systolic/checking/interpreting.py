@@ -239,10 +239,10 @@ def _outputs(call: Callable[..., Any], arguments: Sequence[np.ndarray]) -> list[
 
 def _races(text: str) -> Iterator[Race]:
     for match in _RACE.finditer(text):
-        kind, memory, buffer, by, place, other_kind, _, _, other_by, other_place = match.groups()
+        kind, memory, buffer, accessor, place, other_kind, _, _, other_accessor, other_place = match.groups()
         accesses = ((kind, _place(place)), (other_kind, _place(other_place)))
         number = int(buffer) - FIRST_BUFFER
-        with_copy = (int(by) < _FIRST_COPY) != (int(other_by) < _FIRST_COPY)
+        with_copy = (int(accessor) < _FIRST_COPY) != (int(other_accessor) < _FIRST_COPY)
         yield Race(accesses=accesses, memory=memory, buffer=number, with_copy=with_copy)
 
 

@@ -58,7 +58,7 @@ _LEGEND = (
 def show(
     rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None], *, bars: bool = False
 ) -> None:
-    """Print a run; `bars` are the ones that the project sets itself; they say nothing to its users."""
+    """Print a run, with `bars` also the targets that the project sets itself, which mean nothing to its users."""
     out = console()
     chips = list(dict.fromkeys(row.case.chip for row in rows))
     what = ", ".join(dict.fromkeys(_dtype(row) for row in rows))

@@ -65,9 +65,9 @@ def accesses_compared_at_once() -> Iterator[None]:
                 ordered = all(times[other, buffer].are_ordered(time) for other in others)
                 times[kind, buffer].append(time)
                 if ordered:
-                    *by, _, _, place = access
+                    *accessor, _, _, place = access
                     frame = line(source_info) if source_info is not None else "pallas_call"
-                    getattr(self, kind)[buffer].append((*by, clock, place, frame))
+                    getattr(self, kind)[buffer].append((*accessor, clock, place, frame))
             if not ordered:
                 one_by_one(self, *access, source_info=source_info)
 

@@ -142,8 +142,8 @@ class _Jobs:
           under_way: its program with the flags of the request, if that was started before.
         """
         xla = self._experiment(fn, label, spans=_SPANS)
-        first, *more = xla_experiments(xla, default_flags_only=self._request.xla_default_flags)
-        return [under_way or self._started(first), *map(self._started, more)]
+        first, *others = xla_experiments(xla, default_flags_only=self._request.xla_default_flags)
+        return [under_way or self._started(first), *map(self._started, others)]
 
     def _experiment(self, fn: Function, label: str, *, spans: int, lines: bool = False) -> Experiment:
         args, chip, topology = self._request.args, self._request.chip, self._request.topology

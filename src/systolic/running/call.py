@@ -102,8 +102,8 @@ class JittedCall:
                 "by `systolic run --topology`, or systolic.record(topology=…)"
             )
         flags = iter(donated)
-        given = [[next(flags) for _ in jax.tree.leaves(argument)] for argument in self.dynamic]
-        argnums = tuple(number for number, leaves in enumerate(given) if leaves and all(leaves))
+        donated_leaves = [[next(flags) for _ in jax.tree.leaves(argument)] for argument in self.dynamic]
+        argnums = tuple(number for number, leaves in enumerate(donated_leaves) if leaves and all(leaves))
         static = _static_positions(self.function, self.args)
         sent = SentCall(
             function=self.function,

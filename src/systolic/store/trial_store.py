@@ -51,7 +51,7 @@ class StoreHealth:
     """
 
     file: Path
-    there: bool
+    exists: bool
     schema: int | None = None
     subjects: int = 0
     trials: int = 0
@@ -180,14 +180,14 @@ class TrialStore:
         bad: list[str] = []
         try:
             if not is_there(self.file):
-                return StoreHealth(file=self.file, there=False)
+                return StoreHealth(file=self.file, exists=False)
             with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
                 trials_by_subject = read_all(connection, bad)
         except StoreError as error:
-            return StoreHealth(file=self.file, there=True, problem=str(error))
+            return StoreHealth(file=self.file, exists=True, problem=str(error))
         return StoreHealth(
             file=self.file,
-            there=True,
+            exists=True,
             schema=database.SCHEMA_VERSION,
             subjects=len(trials_by_subject),
             trials=sum(len(trials) for _, trials in trials_by_subject),

@@ -81,7 +81,7 @@ class TuningResult(KeptTrials, Summarised):
 
     @property
     def level_trials(self) -> int | None:
-        """Other trials that their times do not tell from the winner; None: not known."""
+        """Other trials that are no further from the winner than their times may be off; None: not known."""
         winner, error = self.winner, self.winner_error
         if winner is None or winner.config is None or not winner.time_us or error is None:
             return None

@@ -90,8 +90,8 @@ def compared_programs(rows: Iterable[ComparedRow], measured: Mapping[str, Measur
         row, traits = shared[0], measured[program].traits
         if traits is None:
             continue
-        device_us = statistics.median(one.published_us - one.dispatch_us for one in shared)
-        in_view = any(one.in_view for one in shared)
+        device_us = statistics.median(timed.published_us - timed.dispatch_us for timed in shared)
+        in_view = any(timed.in_view for timed in shared)
         result.append(
             Compared(
                 chip=row.chip,
@@ -123,7 +123,7 @@ class _Pair:
 
     generation: str
     kernel: str
-    apart: float
+    difference: float
 
 
 def time_errors(
@@ -146,7 +146,7 @@ def time_errors(
     of_kernel: dict[tuple[str, str], list[float]] = {}
     for pair in _pairs(used):
         for place in _ratio_places(pair):
-            of_kernel.setdefault(place, []).append(pair.apart)
+            of_kernel.setdefault(place, []).append(pair.difference)
     errors = TimeErrors(
         command=command,
         versions=dict(versions),
@@ -154,9 +154,12 @@ def time_errors(
         kinds=tuple(_checked(place, alike) for place, alike in sorted(of_kind.items())),
         ratios=tuple(
             CheckedRatio(
-                generation=generation, kernel=kernel, pairs=len(apart), error_percent=_percent(half_width(apart))
+                generation=generation,
+                kernel=kernel,
+                pairs=len(differences),
+                error_percent=_percent(half_width(differences)),
             )
-            for (generation, kernel), apart in sorted(of_kernel.items())
+            for (generation, kernel), differences in sorted(of_kernel.items())
         ),
     )
     return _with_coverage(errors, [program for program in programs if program.held_out])
@@ -183,7 +186,9 @@ def _with_coverage(errors: TimeErrors, held_out: Sequence[Compared]) -> TimeErro
     ratios: dict[int, list[bool]] = {}
     for pair in _pairs([_Weighed(program, 1.0) for program in held_out]):
         if (ratio := errors.ratio_of(pair.generation, pair.kernel)) is not None:
-            ratios.setdefault(errors.ratios.index(ratio), []).append(pair.apart * 100 <= (ratio.error_percent or 0.0))
+            ratios.setdefault(errors.ratios.index(ratio), []).append(
+                pair.difference * 100 <= (ratio.error_percent or 0.0)
+            )
     return replace(
         errors,
         kinds=tuple(
@@ -233,8 +238,8 @@ def _checked(place: tuple[str, str], alike: Sequence[_Weighed]) -> CheckedKind:
         programs=len(alike),
         bias_percent=round(100 * statistics.median(weighed.program.deviation for weighed in alike), 2),
         error_percent=_percent(half_width([weighed.weighed for weighed in alike])),
-        least_us=round(min(one.time_us for one in traits), 2),
-        most_copies_per_us=round(max(one.copies_per_us or 0.0 for one in traits), 3),
+        least_us=round(min(compared_traits.time_us for compared_traits in traits), 2),
+        most_copies_per_us=round(max(compared_traits.copies_per_us or 0.0 for compared_traits in traits), 3),
     )
 
 
