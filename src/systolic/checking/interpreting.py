@@ -46,7 +46,7 @@ _ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from \(?(-?\d+),
 _RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n(?:.*\n)*?\s+{_ACCESS}\n")
 _PLACE = re.compile(r"(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)? \((?P<name>.*)\)")
 _FIRST_COPY = 100  # reports number copies like devices, from here on
-_COPY_CLOCKS = 16  # so many copies in a row have a clock of their own; races between older ones may go unseen
+_COPY_CLOCKS = 16  # this many consecutive copies have clocks of their own; races between older ones may go unseen
 _SEMAPHORE = re.compile(r"Semaphore (\d+) has non-zero count[^\n]*: (-?\d+)")
 
 
@@ -224,8 +224,8 @@ class Interpreter:
 def _compiled(fn: Callable[..., Any], arguments: Sequence[np.ndarray]) -> Callable[..., Any]:
     import jax
 
-    # A function of its own each time: none that was traced under other conditions is taken for it. XLA would simplify
-    # x * mask to a selection, which hides the NaN that a TPU makes of it.
+    # A new function each time, so that JAX does not reuse one that was traced under other conditions. XLA would
+    # simplify x * mask to a selection, which hides the NaN that a TPU makes of it.
     exactly: dict[str, str | bool] = {"xla_disable_hlo_passes": "algsimp"}
     return jax.jit(lambda *operands: fn(*operands)).lower(*arguments).compile(compiler_options=exactly)
 

@@ -31,7 +31,7 @@ class HarderResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreferenced:
-    """Compares results with those of functions that fit the shapes.
+    """Compares results with the results of known functions that fit the shapes.
 
     Attributes:
       calls: the Pallas calls that were run.

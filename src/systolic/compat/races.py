@@ -25,7 +25,7 @@ def races_found() -> bool:
 def clocks_of_copies(count: int) -> Iterator[None]:
     """Give the race detector `count` clocks for copies, which they take in turn, so that each run finds the same races.
 
-    JAX has as many as a kernel has cores, and draws one for each copy.
+    JAX has one clock for each core of a kernel, and draws one of them for each copy.
     """
     from jax._src.pallas.mosaic.interpret import params, shared_memory
 
@@ -48,7 +48,7 @@ def clocks_of_copies(count: int) -> Iterator[None]:
 def accesses_compared_at_once() -> Iterator[None]:
     """Compare an access with all earlier ones of its buffer at once: one by one takes most of the time of long kernels.
 
-    Where one of them is in no order with it, JAX's own comparison follows, which reports the race.
+    If one of them has no order with it, JAX's own comparison follows, which reports the race.
     """
     from jax._src import source_info_util
     from jax._src.pallas.mosaic.interpret.race_detection_state import RaceDetectionState

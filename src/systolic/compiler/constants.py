@@ -1,4 +1,4 @@
-"""Constants of a compiled program, as they lie in HBM beside its code: cut out of the program's binary.
+"""Constants of a compiled program, as they lie in HBM next to its code: cut out of the program's binary.
 
 No listing shows what XLA's collectives and permutations look up there. The binary holds an image of all that the
 runtime loads into HBM, as a protocol buffer message: field 2 lists the segments, each with its kind (1: code,

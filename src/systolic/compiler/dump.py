@@ -21,13 +21,13 @@ _LISTING_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_bundles\.txt")
 _STAMP = re.compile(r"\d+")
 _UTILIZATION_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_hlo-static-per-bundle-utilization\.txt")
 _VMEM_FILE = re.compile(rf"\d+-{TOP_LEVEL}-\d+-vmem_report\.html")
-# The report is a page that draws what stands in it as JSON.
+# The report is a web page that draws the JSON that is in it.
 _VMEM_DATA = re.compile(r"\bconst DATA ?= ?(?=\{)")
 _HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
 _SPARSE_FILE = re.compile(r"(?P<name>.+)_(?P<stamp>\d+)_bundles\.txt")
 # Where SparseCores' programs go. libtpu does not make the folder.
 _SPARSE_FOLDER = "sparse"
-# Set-up before the first SparseCore program, and cleaning behind the last, have one name.
+# The set-up before the first SparseCore program and the clean-up after the last one have the same name.
 _SPARSE_START = "sc-start."
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
 _CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# A large compilation takes 1 to 2 GiB. Workers get that much even where it is not free: what is taken from others then
-# is the kernel's to decide.
+# A large compilation takes 1 to 2 GiB. Workers get that much even where it is not free: the operating system then
+# decides which process loses memory.
 _MIN_FREE_BYTES = 2 * 2**30
 _SHARE = 0.9  # the rest is the parent's
 

@@ -115,7 +115,7 @@ def device_order(shape: SliceShape, order: Sequence[int], *, back_and_forth: boo
         coords, lines = [0] * len(shape.extents), number
         for axis, extent in zip(order, extents, strict=True):
             lines, at = divmod(lines, extent)
-            # `lines` is how many whole lines along this axis lie behind.
+            # `lines` is the number of whole lines along this axis before this place.
             coords[axis] = extent - 1 - at if back_and_forth and lines % 2 else at
         ids += [shape.chip_at(tuple(coords)) * cores + core for core in range(cores)]
     return tuple(ids)

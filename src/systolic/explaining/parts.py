@@ -64,7 +64,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineTime:
-    """The time of one line of a kernel's source, all executions together, waits for copies apart.
+    """The time of one line of a kernel's source, all executions together, without waits for copies.
 
     The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
     bundle among the lines of its instructions: the compiler mixes instructions of several lines.

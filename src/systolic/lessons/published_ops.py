@@ -89,7 +89,7 @@ def _tiles(row: PublishedRow, base: str, spec: MatmulSpec) -> Tiles | None:
         return Tiles(tile_m=row.tile_m, tile_k=row.tile_k, tile_n=row.tile_n)
     rung = RUNGS[_RUNG_OF[base]]
     if rung.takes_tiles:
-        raise OpError(f"op {row.op!r} needs tile_m, tile_k and tile_n, and the row has not all of them")
+        raise OpError(f"op {row.op!r} needs tile_m, tile_k and tile_n, and the row lacks one of them")
     return rung.default_tiles(spec, _SPLITS)
 
 

@@ -43,7 +43,7 @@ class StoreHealth:
     """The state of a store.
 
     Attributes:
-      there: there is a file with trials.
+      exists: there is a file with trials.
       schema: version of its tables; None where they cannot be read.
       subjects, trials: how many can be read.
       unreadable: rows that cannot, each with the reason.
@@ -214,7 +214,7 @@ class TrialStore:
         if is_there(self.file):
             with suppress(StoreDamagedError), named_errors(self.file):
                 return database.connection(self.file, writing=writing)
-        # SQLite lets two processes neither make a file nor replace one at once: they take turns.
+        # SQLite does not let two processes make or replace a file at once, so they take turns.
         import fcntl  # Linux and macOS; nothing else here needs it
 
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +246,7 @@ class TrialStore:
             with closing(database.connection(self.file, writing=True)) as connection, transaction(connection):
                 write(connection, saved)
             count = sum(len(trials) for _, trials in saved)
-        finally:  # where the old one is has to be said also if there is no room for a new one
+        finally:  # the warning names the old file also if there is no room for a new one
             warn_user(
                 f"{error}; kept as {shown_path(aside)}, begun anew with the {count} trials that can be read of it",
                 StoreWarning,

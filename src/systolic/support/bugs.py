@@ -41,7 +41,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
         super().__init__(
             f"this is a bug of systolic, not of your code: {summary}\n"
             f"Versions: {installed}.\n"
-            "Please report it to those who maintain systolic, with this text, its traceback, what you called, and what "
+            "Please report it to the maintainers of systolic, with this text, its traceback, what you called, and what "
             "`systolic doctor` prints."
         )
 

@@ -37,7 +37,7 @@ def read_json(text: str | bytes) -> Any:
     thousand brackets with a `RecursionError`.
 
     Raises:
-      UntrustedError: it is no such text.
+      UntrustedError: it is not such a text.
     """
     try:
         decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
@@ -75,7 +75,7 @@ def structured(value: Any, kind: type[_T]) -> _T:
         `check_saved` raises a `ValueError`.
 
     Raises:
-      UntrustedError: it is none.
+      UntrustedError: it is not such a record.
     """
     try:
         return _converter().structure(value, kind)

@@ -117,7 +117,7 @@ class FunctionTuning(Summarised):
           args: arrays or `jax.ShapeDtypeStruct`s, which `partial` needs where fields of records were tuned.
 
         Raises:
-          SavedTuningError: the text is no such result, or one of another version's format.
+          SavedTuningError: the text is not such a result, or one of another version's format.
         """
         try:
             subject, trials, ended, document = read_result(text)

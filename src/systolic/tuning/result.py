@@ -58,7 +58,7 @@ class TuningResult(KeptTrials, Summarised):
         """Read the text of `to_json`.
 
         Raises:
-          SavedTuningError: the text is no such result, or one of another version's format.
+          SavedTuningError: the text is not such a result, or one of another version's format.
         """
         try:
             subject, trials, ended, document = read_result(text)

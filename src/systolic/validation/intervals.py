@@ -10,12 +10,13 @@ n degrees of freedom. With fewer than three there is no number.
 
 Intervals are from programs that constants may be fitted to. Among recorded operations others are held out, and it is
 counted how many of their published times lie within the interval that is printed. In CSV files none is held out, and a
-program that constants were fitted to lies closer for that: with p = 6 constants, 2 of links, fitted to N such programs
-a deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
+program that constants were fitted to lies closer for that reason: with p = 6 constants, 2 of links, fitted to N such
+programs a deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and is
+weighted by that.
 
-Two times of the same kernel share much of their errors, so their ratio has an interval of its own: by the
-same rule, of how far a program of a kernel and the one nearest in its sizes lie apart. Programs that are compared with
-each other are nearer still, as a rule: they have equal sizes.
+Two times of the same kernel share much of their errors, so their ratio has an interval of its own: the same rule,
+applied to the difference between the deviations of a kernel's program and of its program nearest in sizes. Programs
+that are compared with each other are nearer still, as a rule: they have equal sizes.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class _Weighed:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A program of a kernel and the one nearest in its sizes, and how far their deviations lie apart."""
+    """A program of a kernel and the one nearest in its sizes, and the difference of their deviations."""
 
     generation: str
     kernel: str
