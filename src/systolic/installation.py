@@ -88,7 +88,7 @@ def _part(name: str, tried: Callable[[], str]) -> Part:
     started = time.monotonic()
     try:
         about = tried()
-    except Exception as error:  # noqa: BLE001 -- whatever does not work is the answer
+    except Exception as error:  # noqa: BLE001 -- any failure is the answer
         lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
         fix = "see the reason; report it with this text if it says nothing to you"
         return Part(name=name, state="broken", about=f"{type(error).__name__}: {lines[0]}", fix=fix)
