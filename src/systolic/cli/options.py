@@ -95,12 +95,12 @@ class ChipNames(TextType):
 
     def read(self, value: str) -> tuple[Chip, ...]:
         try:
-            chips = tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
+            chips = tuple({one_chip.name: one_chip for one_chip in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
             raise click.BadParameter(str(error)) from error
         if len(chips) > 1 and not self._several:
             raise click.BadParameter(
-                f"it takes one chip at a time; give one of {', '.join(known.name for known in chips)}"
+                f"it takes one chip at a time; give one of {', '.join(one_chip.name for one_chip in chips)}"
             )
         return chips
 

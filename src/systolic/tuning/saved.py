@@ -32,7 +32,7 @@ class Ended:
 
 
 def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **fields: Any) -> str:
-    """Write JSON text for `read_result`; `fields` are those of one kind of result, as JSON values."""
+    """Write JSON text for `read_result`; `fields` are further JSON values of one kind of result."""
     ended = {field.name: getattr(result, field.name) for field in dataclasses.fields(Ended)}
     rows = [dataclasses.asdict(trial) for trial in trials]
     return json.dumps(
