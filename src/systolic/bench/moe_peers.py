@@ -1,4 +1,4 @@
-"""Public kernels for rows in groups, as their users call them; those that are not installed say so."""
+"""Public kernels for rows in groups, as their users call them; one that is not installed has a reason instead."""
 
 from __future__ import annotations
 

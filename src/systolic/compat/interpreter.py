@@ -39,7 +39,7 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
     calls: Any = interpret_pallas_call
     before = calls.callback
 
-    @runs_user_code  # what JAX cannot interpret it says so in here, of the user's kernel
+    @runs_user_code  # JAX raises here for parts of the user's kernel that it cannot interpret
     def io_callback(function: Any, *rest: Any, **kw: Any) -> Any:
         name = getattr(getattr(function, "func", function), "__name__", "")
         source = getattr(function, "keywords", {}).get("source_info")

@@ -136,7 +136,7 @@ class ProgramCache:
 
 
 def _now_ns() -> int:
-    """Return the clock's time, which SQLite holds in 63 bits: after the year 2262 it stands still."""
+    """Return the clock's time, which SQLite holds in 63 bits: after the year 2262 it no longer changes."""
     return min(time.time_ns(), 2**63 - 1)
 
 

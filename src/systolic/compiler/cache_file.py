@@ -149,7 +149,7 @@ class CacheFile:
             raise sqlite3.DatabaseError("its head is another")
         # Such a file is never left here. In one, SQLite would find the name of another file to remove.
         if self.path.with_name(f"{FILE_NAME}-journal").exists():
-            raise sqlite3.DatabaseError("there is a journal of another kind beside it")
+            raise sqlite3.DatabaseError("there is a journal of another kind next to it")
         # Where nothing can be written there is no place for what readers of a WAL share; but then nothing changes.
         mode = "mode=rw" if self.writable else "immutable=1"
         uri = f"{self.path.absolute().as_uri()}?{mode}"

@@ -20,7 +20,7 @@ _RIEGELI = bytes.fromhex("83af70d10d884a3f") + bytes(8) + (64).to_bytes(8, "litt
 _BLOCK_BYTES = 1 << 16
 _HEADER_BYTES = 24
 
-# What is larger is somebody's weights; the constants by which devices find each other take a few KiB.
+# Larger segments are weights; the constants by which devices find each other take a few KiB.
 _MAX_CONSTANT_BYTES = 1 << 24
 
 

@@ -16,7 +16,7 @@ class Missing:
 
 
 class Deferred:
-    """A value that is computed when it is asked for, once.
+    """A value that is computed once, when it is first needed.
 
     Args:
         compute: may ask for the values in `needs`, and for no others.

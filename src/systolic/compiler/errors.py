@@ -96,7 +96,7 @@ class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thi
 
 
 class CompilerFlagError(WrongCallError, CompilerError):
-    """The compiler does not know a flag that a program is to be compiled with, or its value; it says so itself."""
+    """The compiler does not know a flag that a program is to be compiled with, or its value, by its own message."""
 
     @classmethod
     def raise_if_about(cls, message: str, flags: Mapping[str, str]) -> None:

@@ -109,7 +109,7 @@ class Saving:
     """One finding: what costs time, and what changing it brings."""
 
     title: str  # one line: "tiles 1024/2048/1024"
-    why: str  # what in the run says so, with numbers
+    why: str  # the evidence in the run, with numbers
     change: str  # the flag or line to change, as the user would write it
     time_us: Time | None  # after the change; None where it was not tried
     # Share of this function's time that the change saves; negative: it costs; None: not known.

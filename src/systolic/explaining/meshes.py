@@ -2,7 +2,7 @@
 
 A mesh is changed wherever the call names it: in the shardings of its arguments, in those that its `jax.jit` was given,
 and where it is set. A mesh that the function itself holds, as in a `jax.shard_map` that was made before, stays; then
-JAX refuses another order of devices, and the outcome says so.
+JAX refuses another order of devices, and that is the outcome.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def device_order(shape: SliceShape, order: Sequence[int], *, back_and_forth: boo
 
     Args:
       shape: the slice.
-      order: its axes, the one that is gone along first in front.
-      back_and_forth: whether every other line is gone backwards, so that each chip is next to the one before.
+      order: its axes; the walk goes along the first one first.
+      back_and_forth: True if every other line is walked backwards, so that each chip is next to the one before.
     """
     extents = [shape.extents[axis] for axis in order]
     cores = shape.chip.devices_per_chip

@@ -1,4 +1,4 @@
-"""Parts of an explanation that tell of single operands, buffers, stretches of code and lines."""
+"""Parts of an explanation about single operands, buffers, stretches of code and lines."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class KeptTrials:
         if winner is None or winner.time_us is None or xla is None or self.xla_us is None:
             return None
         if (winner.measured_us is None) != (xla.measured_us is None):
-            return None  # a measured time over a simulated one says nothing
+            return None  # a measured time is not comparable with a simulated one
         return self.xla_us / winner.time_us
 
     @property

@@ -62,7 +62,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
         cause = self.__cause__
         try:
             pickle.loads(pickle.dumps(cause))
-        except Exception:  # noqa: BLE001 -- whatever its class does when it is pickled: the text is kept in any case
+        except Exception:  # noqa: BLE001 -- any error of pickling its class: the text is kept
             cause = None
         return _rebuilt, (self.summary, self.details, cause)
 

@@ -124,7 +124,7 @@ def _security(address: str, certificates: Certificates | None) -> Security | Non
 
 
 def _check(certificates: Certificates) -> None:
-    """Check that the files are there and fit each other: Dask would say so late, or ask for a passphrase."""
+    """Check that the files exist and fit each other: Dask would fail later, or ask for a passphrase."""
     files = (certificates.authority, certificates.certificate, certificates.key)
     for file in files:
         try:

@@ -32,8 +32,8 @@ LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the 
 OTHER_PROGRAM = "another program was timed"  # how the reason of such a row begins
 # Rows whose source leaves the program open are compared, but their error is not the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
-# The time of the event in which the TensorCore waits for its SparseCores, not of the whole program: rows say so, or are
-# of a suite that takes these events of its traces wherever there are any (Ironwood/src/benchmark_utils.py).
+# The time of the event in which the TensorCore waits for its SparseCores, not of the whole program: a row states it, or
+# is of a suite that times these events wherever its traces have any (Ironwood/src/benchmark_utils.py).
 _CALL_DONE = re.compile(r"\bcall-done event\b", re.IGNORECASE)
 _SUITE_OF_CALL_DONE = "accelerator-microbenchmarks"
 _SINGLE_CORE_NOTE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)

@@ -46,7 +46,7 @@ COPY_US = 0.12
 START_US = 2.5
 # libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
 MAX_SEMAPHORES = 224
-# VMEM for the compiler, for values between a product and its store: at least, and as much as is asked for. libtpu
+# VMEM for the compiler, for values between a product and its store: the minimum, and the amount to request. libtpu
 # 0.0.42.1 takes 3.2 MiB more than the buffers and a sum of 256 rows and 896 columns.
 _MIN_COMPILER_BYTES = 3 * MIB
 _COMPILER_BYTES = 5 * MIB
