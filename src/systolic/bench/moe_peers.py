@@ -46,7 +46,7 @@ def _fitting(tiles: tuple[int, int, int], spec: MoeSpec) -> tuple[int, int, int]
     return min(rows, spec.m), min(k, spec.k), min(n, spec.n)
 
 
-@runs_user_code  # what a public kernel raises is what came of it
+@runs_user_code  # any error of a public kernel is its result
 def _megablox(tiles: tuple[int, int, int], lhs: Array, rhs: Array, sizes: Array) -> Array:
     return megablox.gmm(lhs, rhs, sizes, lhs.dtype, tiles)
 

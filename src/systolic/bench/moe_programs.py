@@ -47,7 +47,7 @@ def arguments(spec: MoeSpec) -> tuple[Any, ...]:
     return *arrays, np.array(spec.sizes, np.int32)
 
 
-@runs_user_code  # what raises without a frame of its own was raised in the product that was given
+@runs_user_code  # an error without a frame of its own comes from the given product
 def product_of(spec: MoeSpec, product: GroupedProduct, *operands: Array) -> Array:
     """Compute the spec with a product of rows in groups and its derivative."""
     *arrays, sizes = operands

@@ -44,7 +44,7 @@ def peers(spec: PatternSpec) -> Iterator[Peer]:
     yield Peer(name="gather", program=functools.partial(_gathered, spec.planned))
 
 
-@runs_user_code  # what a public kernel raises is what came of it
+@runs_user_code  # any error of a public kernel is its result
 def _by_docs(count: int, columns: int, blocks: Array, rhs: Array, rows: Any, places: Any, dense: Array) -> Array:
     zeros = jnp.zeros((dense.shape[0], rhs.shape[1]), rhs.dtype)
     return one_block_a_step(rows, places, blocks, rhs, zeros, count=count, bn=columns)

@@ -20,7 +20,7 @@ def slicing(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]
     """Make the transform that slices a reference of that shape: an index, or start, size and stride, a dimension."""
     from jax._src.state import indexing as jax_indexing
 
-    indexing: Any = jax_indexing  # which exports none of its names
+    indexing: Any = jax_indexing  # the module exports none of its names
 
     indices = tuple(index if isinstance(index, int) else indexing.Slice(*index) for index in region)
     return indexing.NDIndexer(indices=indices, shape=shape, int_indexer_shape=())

@@ -68,7 +68,7 @@ def _operation(equation: Any) -> Any:
     """Return the function that builds an equation from those that the interpreter knows; None if it knows this one."""
     from jax._src.pallas.mosaic import sc_primitives
 
-    from systolic.compat.subcore_operations import operations  # which imports JAX
+    from systolic.compat.subcore_operations import operations  # it imports JAX
 
     if equation.primitive is sc_primitives.parallel_loop_p:
         return _parallel_loop

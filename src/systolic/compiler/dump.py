@@ -60,7 +60,7 @@ class Dump:
     listings: dict[str, str]  # the final instruction listing of every part, by name
     utilization: dict[str, str]  # for each of them, how many instructions every bundle issues on which unit
     top_level_hlo: str  # the scheduled HLO
-    vmem_report: str  # what is in VMEM, operation by operation, as JSON; "" if the compiler left none
+    vmem_report: str  # the contents of VMEM, operation by operation, as JSON; "" if the compiler left none
     # The final listing of every program of the SparseCores, by name, in the order in which they were compiled.
     sparse_listings: dict[str, str]
 

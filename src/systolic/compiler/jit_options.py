@@ -17,7 +17,7 @@ class JitOptions:
     donated: tuple[int, ...] = ()  # numbers of the arguments that it gives away, whose memory its results then take
     in_shardings: Any = None  # of the arguments, as `jax.jit` takes them; None: not given
     out_shardings: Any = None  # of the results
-    mesh: Any = None  # that is set while the function is traced, as by `jax.set_mesh`; None: none
+    mesh: Any = None  # set while the function is traced, as by `jax.set_mesh`; None: no mesh
     # Whether arguments and results on one device lie in memory in the order of their dimensions, as `jax.device_put`
     # stores them with a `Layout`; else in the order that the compiler prefers.
     is_row_major: bool = False
@@ -35,7 +35,7 @@ class FunctionWithOptions:
 
     fn: Callable[..., Any]
     options: JitOptions
-    name: str  # which a `jax.jit` forgets on its way as well
+    name: str  # a `jax.jit` loses this on its way, too
 
     @property
     def __name__(self) -> str:  # type: ignore[override]

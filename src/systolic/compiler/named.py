@@ -29,7 +29,7 @@ from systolic.support.untrusted import shown
 _PACKAGE = "__init__.py"
 _MAX_NAMES = 12  # in a message
 _MAX_VALUES = 2**28
-_MAX_EXAMPLE_VALUES = 8  # that an example of an argument writes out
+_MAX_EXAMPLE_VALUES = 8  # values that an example of an argument writes out
 _MAX_SHOWN_CHARACTERS = 200  # characters of a path in a message
 
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)

@@ -43,7 +43,7 @@ class Place:
 class TileParameter(Place):
     """A tile size."""
 
-    value: int  # what it is now
+    value: int  # the current size
     largest: int  # the largest dimension that is cut into blocks of this size
 
 

@@ -43,8 +43,8 @@ class VmemMap:
     """VMEM against its limits, of one core."""
 
     parts: tuple[VmemPart, ...]
-    limit_bytes: Count  # that the kernel may use
-    capacity_bytes: Count  # that the core has
+    limit_bytes: Count  # the kernel's limit
+    capacity_bytes: Count  # of the core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Region:
     op: str
     name: str  # "in the loop, bundles 17 to 85"
     bundles: Count
-    executions: Count  # how often it ran
+    executions: Count  # number of executions
     cycles: Count  # all executions together, stalls included
     matrix_stall_cycles: Count
     issued: Mapping[str, Count]  # instructions by unit

@@ -236,7 +236,7 @@ class TrialStore:
             f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}"
         )
         self.file.replace(aside)
-        for ending in ("-wal", "-shm", "-journal"):  # what a killed writer had kept is there
+        for ending in ("-wal", "-shm", "-journal"):  # they hold the trials of a killed writer
             journal = self.file.with_name(self.file.name + ending)
             if journal.exists():
                 journal.replace(aside.with_name(aside.name + ending))

@@ -80,12 +80,12 @@ class Opponent:
 class Search(Generic[ConfigT]):
     """One search in progress."""
 
-    subject: Subject  # what trials are kept under
-    experiment: Callable[[ConfigT], Experiment]  # what to compile for a configuration
+    subject: Subject  # trials are stored under it
+    experiment: Callable[[ConfigT], Experiment]  # to compile for a configuration
     least_time_us: Callable[[ConfigT], float]  # a lower bound of the time of a program with a configuration
     first: list[Choice[ConfigT]]  # tried before anything else
     ranking: Ranking[ConfigT]  # all that can be tried
-    considered: int  # how many configurations there are to choose from
+    considered: int  # number of configurations to choose from
     store: TrialStore
     watcher: Watcher
     effort: Effort

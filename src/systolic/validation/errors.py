@@ -29,7 +29,7 @@ WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
 LARGE = 2048  # below, a product is short compared with what a wall clock adds to it
 LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the time than bytes
-OTHER_PROGRAM = "another program was timed"  # how the reason of such a row begins
+OTHER_PROGRAM = "another program was timed"  # the beginning of such a row's reason
 # Rows whose source leaves the program open are compared, but their error is not the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
 # The time of the event in which the TensorCore waits for its SparseCores, not of the whole program: a row states it, or

@@ -56,7 +56,7 @@ class Compared:
     sizes: tuple[int, ...]  # m, k and n; of a recorded operation, its arrays' sizes
     deviation: float  # device time over simulated time, less 1
     traits: ProgramTraits
-    in_view: bool  # whether constants were fitted with it in view
+    in_view: bool  # True if constants were fitted with it in view
     recorded: bool = False  # a recorded operation: if not in view, neither constants nor intervals come from it
 
     @property

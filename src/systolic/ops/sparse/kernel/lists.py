@@ -171,7 +171,7 @@ class Panels(NamedTuple):
     axis: int  # of the dense operand, that panels cut
     size: int  # of a panel along it
     grid: int  # panels
-    parts: int  # in which one arrives
+    parts: int  # parts in which a panel arrives
 
     def part_copy(self, number: Any, panel: Any, slot: Any) -> Any:
         across = 1 - self.axis
