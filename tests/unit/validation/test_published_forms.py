@@ -109,7 +109,7 @@ def test_a_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "group_sizes, and the row has not both"),
+        ({}, "group_sizes, and the row lacks one of them"),
         ({"op": "megablox gmm_v2"}, "is not JAX's"),
         ({"tiles": "auto"}, "the row lacks one of them"),
         ({"dtype": "fp8"}, "the row lacks one of them"),
