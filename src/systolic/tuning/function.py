@@ -169,7 +169,7 @@ def _bound(fn: Function, keywords: Keywords) -> Function:
 
 
 def _traced(
-    pool: WorkerPool, fn: Function, args: Sequence[Any], combinations: Sequence[Keywords], chip: Chip
+    pool: WorkerPool, fn: Function, args: Sequence[Any], choices: Sequence[Keywords], chip: Chip
 ) -> list[FunctionAnalysis | str]:
     """Return the analysis of each variant by tracing; a text says why it cannot be traced.
 
@@ -182,7 +182,7 @@ def _traced(
     call = Call.described(fn, args, chip)
     jobs = [
         pool.submit(analyse_function, replace(call, fn=_bound(fn, keywords)), label=f"reading {name}")
-        for keywords in combinations
+        for keywords in choices
     ]
     result: list[FunctionAnalysis | str] = []
     for job in jobs:
@@ -196,14 +196,14 @@ def _traced(
 
 
 def _sorted_out(
-    combinations: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
+    choices: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
 ) -> tuple[list[Variant], tuple[LeftOut, ...], FunctionConfig | None]:
     """Return the variants to compile, those left out with reasons, and the configuration of the function as it is."""
     reference = next((outcome for outcome in read if isinstance(outcome, FunctionAnalysis)), None)
     variants: dict[str, Variant] = {}
     left_out = []
     # Variants with arguments first: one with the same program as the unchanged function is named by its arguments.
-    for keywords, analysis in [*zip(combinations[1:], read[1:], strict=True), (combinations[0], read[0])]:
+    for keywords, analysis in [*zip(choices[1:], read[1:], strict=True), (choices[0], read[0])]:
         reason = _reason(analysis, reference)
         if isinstance(analysis, str) or reason:
             left_out.append(LeftOut(keywords=keywords, reason=reason))
