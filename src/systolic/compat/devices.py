@@ -55,7 +55,7 @@ def all_gather_alike(array: Any, axis_name: str) -> Any:
 def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]) -> Any:
     """Return a `jax.ShapeDtypeStruct` that varies over the mesh axes of the inputs.
 
-    Under `shard_map` a kernel has to state that of its outputs.
+    Under `shard_map` a kernel has to declare these axes of its outputs.
     """
     import jax
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from systolic.support.bugs import is_users_file
 
-_MAX_OBJECTS = 20_000  # at most so many objects are visited
+_MAX_OBJECTS = 20_000  # the limit of visited objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
