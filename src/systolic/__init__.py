@@ -1,4 +1,4 @@
-"""systolic: matrix multiplication on TPUs, and what a TPU kernel does, without a TPU."""
+"""systolic: matrix multiplication on TPUs, and the analysis of TPU kernels without a TPU."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -88,7 +88,7 @@ def _part(name: str, tried: Callable[[], str]) -> Part:
     started = time.monotonic()
     try:
         about = tried()
-    except Exception as error:  # noqa: BLE001 -- whatever does not work is the answer
+    except Exception as error:  # noqa: BLE001 -- any failure is the answer
         lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
         fix = "see the reason; report it with this text if it says nothing to you"
         return Part(name=name, state="broken", about=f"{type(error).__name__}: {lines[0]}", fix=fix)
@@ -143,29 +143,29 @@ def _cache() -> Part:
         return _unusable("program cache", f"{cache.file}: {fault}")
     if not os.access(cache.file, os.W_OK):
         return _unusable("program cache", f"{cache.file} cannot be written to")
-    kept = f"{cache.count():,} programs, {cache.size_bytes() / _MIB:,.1f} MiB"
-    return Part(name="program cache", state="works", about=f"{cache.file}, {kept}")
+    contents = f"{cache.count():,} programs, {cache.size_bytes() / _MIB:,.1f} MiB"
+    return Part(name="program cache", state="works", about=f"{cache.file}, {contents}")
 
 
 def _store() -> Part:
     health = TrialStore.at().health()
     if health.problem:
         return _unusable("trial store", health.problem)
-    if not health.there:
+    if not health.exists:
         return _to_come("trial store", health.file)
     if health.unreadable:
         count, first = len(health.unreadable), health.unreadable[0]
         return _unusable("trial store", f"{health.file}: {count} rows cannot be read, such as {first}")
     if not os.access(health.file, os.W_OK):
         return _unusable("trial store", f"{health.file} cannot be written to")
-    kept = f"{health.trials:,} trials of {health.subjects:,} product{'' if health.subjects == 1 else 's'}"
-    return Part(name="trial store", state="works", about=f"{health.file}, schema {health.schema}: {kept}")
+    contents = f"{health.trials:,} trials of {health.subjects:,} product{'' if health.subjects == 1 else 's'}"
+    return Part(name="trial store", state="works", about=f"{health.file}, schema {health.schema}: {contents}")
 
 
 def _to_come(name: str, path: Path) -> Part:
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        return _unusable(name, f"{path} cannot be made: nothing can be written to {there}")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return _unusable(name, f"{path} cannot be made: nothing can be written to {folder}")
     return Part(name=name, state="works", about=f"{path} will be made when something is kept")
 
 

@@ -41,7 +41,7 @@ FORMAT = 1
 
 
 class KernelSlowerError(AssertionError):
-    """A function's simulated time is further above the one that was kept than it may be."""
+    """A function's simulated time exceeds the kept time by more than the tolerance."""
 
 
 class NoTimeKeptError(LookupError):
@@ -96,7 +96,7 @@ class TimesFile:
         """Add a time, or replace it. Concurrent processes take turns.
 
         Raises:
-          NoTimeKeptError: the file cannot be read or written, or the time is none.
+          NoTimeKeptError: the file cannot be read or written, or the time is not a number above zero.
         """
         _check(name, time)
         try:

@@ -70,7 +70,7 @@ class KindErrorsTable:
         """Read the text of `as_json`.
 
         Raises:
-          KindErrorsError: it is none.
+          KindErrorsError: the text is not a table of errors by kind.
         """
         try:
             return structured(read_json(text), cls)

@@ -203,13 +203,13 @@ class TimeErrors:
     def ratio_of(self, generation: str, kernel: str) -> CheckedRatio | None:
         """Return the ratios of this kernel, else of all on the generation, else of all; None: there are too few."""
         places = ((generation, kernel), (generation, ""), ("", ""))
-        known = [
+        checked = [
             ratio
             for place in places
             for ratio in self.ratios
             if (ratio.generation, ratio.kernel) == place and ratio.error_percent is not None
         ]
-        return next((ratio for ratio in known if ratio.pairs >= FULL_GROUP), known[0] if known else None)
+        return next((ratio for ratio in checked if ratio.pairs >= FULL_GROUP), checked[0] if checked else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ def tolerance(spec: MatmulSpec, output_roundings: int) -> float:
     seven bits and a hidden one, half a step). Operands are standard normal, so a sum of j products has the standard
     deviation √j. The sum over k is taken in s = `output_roundings` chunks of c = k/s terms, each from zero, and the
     running sum is rounded to the output at the end of each. Every rounding adds an independent error of at most the
-    unit times what is rounded; their variances add up:
+    unit times the rounded value; their variances add up:
 
         products               k terms of variance 1                        u² · k
         within the chunks      s · Σ_{j=1..c} j                             u² · k (c + 1) / 2
@@ -91,10 +91,10 @@ def tolerance(spec: MatmulSpec, output_roundings: int) -> float:
     Lugosi, Massart, Concentration Inequalities, 2.4). With p = 10^-6 an honest kernel fails once in a million checks.
     Where the result is rounded once and that is the larger part, the bound is strict: v times the largest sum.
 
-    A rounding is wrong by a unit at most and by about 0.4 of one in the mean square, and p is small: seen up to
-    k = 1024, honest errors stay two to ten times below. A CPU's blocked sums widen that for longer k in float32 (20
-    times at 8192), as do bfloat16 products summed to a float32 result, whose short sums are exact (20 times); one lost
-    row of k is a hundred times above the tolerance even then.
+    A rounding is off by at most a unit, and by about 0.4 of one in the root mean square, and p is small: up to
+    k = 1024, the errors seen of honest kernels stay two to ten times below. A CPU's blocked sums widen that for longer
+    k in float32 (20 times at 8192), as do bfloat16 products summed to a float32 result, whose short sums are exact (20
+    times); one lost row of k is a hundred times above the tolerance even then.
 
     Float operands are taken to be multiplied at the accumulator's precision, as TPU interpret mode does. A TPU itself
     rounds float32 operands to bfloat16 first, which this tolerance reports as wrong.
@@ -110,17 +110,17 @@ def tolerance(spec: MatmulSpec, output_roundings: int) -> float:
     return reach * math.sqrt(variance)
 
 
-def max_abs_error(result: Shaped[np.ndarray, "m n"], wanted: Shaped[np.ndarray, "m n"], spec: MatmulSpec) -> float:
-    """Return the largest deviation of `result` from `wanted`; NaN if one element is NaN.
+def max_abs_error(result: Shaped[np.ndarray, "m n"], expected: Shaped[np.ndarray, "m n"], spec: MatmulSpec) -> float:
+    """Return the largest deviation of `result` from `expected`; NaN if one element is NaN.
 
     Raises:
-      ResultError: the result has not the problem's shape or output dtype.
+      ResultError: the result does not have the problem's shape or output dtype.
     """
     if result.shape != (spec.m, spec.n) or result.dtype.name != spec.dtype_out:
         raise ResultError(
             f"the result is {result.dtype.name}{list(result.shape)}; the product is {spec.dtype_out}{[spec.m, spec.n]}"
         )
-    difference: Float[np.ndarray, "m n"] = (result.astype(wanted.dtype) - wanted).astype(np.float64)
+    difference: Float[np.ndarray, "m n"] = (result.astype(expected.dtype) - expected).astype(np.float64)
     return float(np.max(np.abs(difference)))
 
 
@@ -133,7 +133,7 @@ def check(
     """Run `multiply(lhs, rhs)`, which returns an array, on `operands(spec, seed)` and compare with `reference`.
 
     Raises:
-      ResultError: the result has not the problem's shape or output dtype.
+      ResultError: the result does not have the problem's shape or output dtype.
     """
     lhs, rhs = operands(spec, seed)
     result = np.asarray(multiply(lhs, rhs))

@@ -26,8 +26,8 @@ _QUANTIZED_SHARES = {
     "fp8 decode": ("float8_e4m3fn", 1 / 1.12),
     "fp8 prefill": ("float8_e4m3fn", 0.92),
 }
-# Of block-sparse products, by group: which share of our time the blocks' own products have to be at the published peak,
-# and what the docs' kernel has to take of it.
+# Of block-sparse products, by group: the least share of our time that the blocks' products take at the published peak,
+# and the docs' kernel's time over ours.
 _SPARSE_SHARES = {"512²": 0.85, "256²": 0.75, "128²": 0.5}
 _SPARSE_RATIO = 1.5
 # XLA's time over ours, of layers of experts: by HBM with few tokens, and where XLA's gathers count.
@@ -47,8 +47,8 @@ class Cleared:
     limit: float
     value: float  # the geometric mean, or the worst row's value
     case: str  # the worst row; "" of a mean
-    rows: int  # that it is about
-    missed: int  # rows of them
+    rows: int  # compared with it
+    missed: int  # rows that do not clear it
     holds: bool
 
 
@@ -67,7 +67,7 @@ class Standing:
     geometric_mean_with_prefetch: float | None
     worst: float | None
     worst_case: str
-    share_of_model: float | None  # geometric mean of what the limit of the simulator's model is of our time
+    share_of_model: float | None  # geometric mean: the limit of the simulator's model over our time
     geometric_mean_peer: float | None  # of the best public kernel's time over ours
 
 
@@ -148,29 +148,33 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     if group == "square":
         yield from _mean_bar(rows, 1.00)
         from_2048, below = _split(bfloat16, 2048)
-        yield from _worst_bar(from_2048, "× XLA from 2048³", ratio, least=0.95)
-        yield from _worst_bar(below, "× XLA below 2048³", ratio, least=0.80)
+        yield from _worst_bar(from_2048, "× XLA from 2048³", ratio, at_least=0.95)
+        yield from _worst_bar(below, "× XLA below 2048³", ratio, at_least=0.80)
         large, _ = _split(bfloat16, 4096)
         if (share := chip_bars(chip).least_share_of_limit) is not None:
-            yield from _worst_bar(large, "of the model's limit from 4096³", lambda row: row.share_of_model, least=share)
+            yield from _worst_bar(
+                large, "of the model's limit from 4096³", lambda row: row.share_of_model, at_least=share
+            )
     elif group == "prefill":
         yield from _mean_bar(rows, 1.00)
-        yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
+        yield from _worst_bar(bfloat16, "× XLA", ratio, at_least=0.96)
     elif group == "decode":
         yield from _mean_bar([row for row in rows if row.case.dtype != "bfloat16"], 1.00)
-        yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.98)
+        yield from _worst_bar(bfloat16, "× XLA", ratio, at_least=0.98)
         by_hbm = [row for row in bfloat16 if (row.limits.model_hbm_us or 0) >= (row.limits.model_mxu_us or 0)]
-        yield from _worst_bar(by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, least=_DECODE_SHARE)
+        yield from _worst_bar(
+            by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, at_least=_DECODE_SHARE
+        )
     elif rows[0].case.suite == "quantized":
         yield from _quantized_bars(rows)
     elif rows[0].case.suite == "sparse" and group in _SPARSE_SHARES:
         least = chip_bars(chip).least_sparse_share.get(group, _SPARSE_SHARES[group])
         what = "of the time for the blocks' own products"
-        yield from _worst_bar(rows, what, lambda row: over(row.limits.mxu_us, row.ours_us), least=least)
-        yield from _worst_bar(rows, "× the docs' kernel", _docs_ratio, least=_SPARSE_RATIO)
+        yield from _worst_bar(rows, what, lambda row: over(row.limits.mxu_us, row.ours_us), at_least=least)
+        yield from _worst_bar(rows, "× the docs' kernel", _docs_ratio, at_least=_SPARSE_RATIO)
     elif group == "fused":
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
-        yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
+        yield from _worst_bar(bfloat16, "× XLA", ratio, at_least=0.96)
     elif group in ("few tokens", "many tokens", "gated") and bfloat16:
         if least := chip_bars(chip).least_layers_ratio.get(group):
             yield from _mean_bar(rows, least)
@@ -180,11 +184,11 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _mean_bar(rows, _MOE_LAYER_RATIOS[group])
     elif group == "edges":
         yield from _mean_bar([row for row in rows if row.case.dtype != "bfloat16"], 1.00)
-        yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, most=1.15)
-        yield from _worst_bar(rows, "of the time outside the kernel", _other_share, most=_OTHER_OPS_SHARE)
+        yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, at_most=1.15)
+        yield from _worst_bar(rows, "of the time outside the kernel", _other_share, at_most=_OTHER_OPS_SHARE)
     one_kernel = [row for row in rows if row.case.op != "layers"]
-    yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.ours.bundles, most=_MAX_BUNDLES)
-    yield from _worst_bar(one_kernel, "s to compile", lambda row: row.ours.compile_s, most=_LONGEST_COMPILE_S)
+    yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.ours.bundles, at_most=_MAX_BUNDLES)
+    yield from _worst_bar(one_kernel, "s to compile", lambda row: row.ours.compile_s, at_most=_LONGEST_COMPILE_S)
 
 
 def _split(rows: Sequence[BenchRow], m: int) -> tuple[list[BenchRow], list[BenchRow]]:
@@ -248,19 +252,19 @@ def _worst_bar(
     what: str,
     value: Callable[[BenchRow], float | None],
     *,
-    least: float | None = None,
-    most: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Iterator[Cleared]:
-    """Yield the bar of the worst row against `least` or against `most`."""
+    """Yield the bar of the worst row against the limit `at_least` or `at_most`."""
     values_by_case = {row.case.name: row_value for row in rows if (row_value := value(row)) is not None}
     if not values_by_case:
         return
-    if least is not None:
-        worst, bar, limit = min(values_by_case, key=values_by_case.__getitem__), f"{what}, at least", least
+    if at_least is not None:
+        worst, bar, limit = min(values_by_case, key=values_by_case.__getitem__), f"{what}, at least", at_least
         missed = sum(case_value < limit for case_value in values_by_case.values())
     else:
-        assert most is not None
-        worst, bar, limit = max(values_by_case, key=values_by_case.__getitem__), f"{what}, at most", most
+        assert at_most is not None
+        worst, bar, limit = max(values_by_case, key=values_by_case.__getitem__), f"{what}, at most", at_most
         missed = sum(case_value > limit for case_value in values_by_case.values())
     yield _cleared(rows, bar, limit, values_by_case[worst], worst, len(values_by_case), missed)
 

@@ -79,7 +79,7 @@ def fused_spec(
         residual=FusedOperand(rows=m > 1, columns=n > 1, dtype=row_dtype) if residual else None,
         scale=float_row if scale else None,
     )
-    # Of integers a network keeps the sum itself, or what it makes of it in bfloat16, which is what it keeps of others.
+    # Of integers a network keeps the sum itself; after an epilogue it keeps bfloat16, as it does for bfloat16.
     usual_out = "int32" if epilogue.is_identity and accumulator_dtype(dtype) == "int32" else row_dtype
     return MatmulSpec(
         m=m,

@@ -1,6 +1,6 @@
 """The bars of `systolic bench` that depend on the chip, from `chip_bars.json`.
 
-`docs/matmul.md` names the products that miss it.
+`docs/matmul.md` names the products that miss theirs.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ def _all_bars() -> dict[str, ChipBars]:
 
 
 def chip_bars(chip: str) -> ChipBars:
-    """Return the bars of a chip, in any clock state. A chip without an entry has none: saved rows may be of any."""
+    """Return the bars of a chip, in any clock state. A chip without an entry has none: saved rows may name any chip."""
     return _all_bars().get(chip.partition("@")[0], ChipBars())

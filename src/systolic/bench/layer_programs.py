@@ -41,7 +41,7 @@ def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> Raced
     )
 
 
-def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Array) -> Any:
+def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *operands: Array) -> Any:
     """Run the MLPs; if the spec asks for gradients, return x's and all weights' gradients too."""
     weights_per_layer = len(spec.weights) // spec.layers
 
@@ -51,14 +51,14 @@ def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Arra
         return x
 
     if not spec.backward:
-        return network(x, *given)
-    *weights, cotangent = given
+        return network(x, *operands)
+    *weights, cotangent = operands
     out, back = jax.vjp(network, x, *weights)
     return out, back(cotangent)
 
 
-def _experts_in_a_row(spec: LayersSpec, block: Callable[..., Array], *given: Array) -> Any:
-    *arrays, sizes = given
+def _experts_in_a_row(spec: LayersSpec, block: Callable[..., Array], *operands: Array) -> Any:
+    *arrays, sizes = operands
     return in_a_row(spec, functools.partial(block, sizes), *arrays)
 
 

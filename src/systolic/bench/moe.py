@@ -110,7 +110,7 @@ def sizes_of(m: int, groups: int, routing: Routing) -> tuple[int, ...]:
 
 def moe(dtype: str) -> Iterator[Case]:
     """Yield every model with every number of rows, skewed; with one number of rows even, and for one expert."""
-    if dtype not in ("bfloat16", "float32"):  # what has gradients
+    if dtype not in ("bfloat16", "float32"):  # dtypes that have gradients
         return
     for kind, (turn, (model, groups, k, n)) in itertools.product(_KINDS, enumerate(MODELS)):
         once: dict[int, Routing] = {ROWS[turn % len(ROWS)]: "even", ROWS[(turn + 1) % len(ROWS)]: "one expert"}

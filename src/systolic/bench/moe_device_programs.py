@@ -37,7 +37,7 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = None) -> RacedProgram
     shapes = ((spec.m, k), (spec.m, experts), *((experts, *shape) for shape in ((k, n), (k, n), (n, k))))
     dtypes = (spec.dtype, "float32", *[spec.dtype] * 3)
     sizes = typical_counts(spec.m, spec.top_k, experts // spec.devices, spec.devices).sum(0, dtype=np.int32)
-    cut, whole = PartitionSpec(EXPERT), PartitionSpec()
+    cut, replicated = PartitionSpec(EXPERT), PartitionSpec()
 
     def form(sums: Sums) -> Callable[..., Array]:
         return functools.partial(over_devices, functools.partial(plain, spec.top_k, int(sizes.sum()), sums))
@@ -51,18 +51,18 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = None) -> RacedProgram
         ours=functools.partial(over_devices, functools.partial(_ours, spec.top_k, implementation, chip)),
         xla=form("gathered"),
         xla_forms={"rows added to tokens": form("scattered")},
-        shardings=Shardings(arguments=(*[cut] * len(shapes), whole), result=cut),
+        shardings=Shardings(arguments=(*[cut] * len(shapes), replicated), result=cut),
     )
 
 
-def over_devices(layer: Callable[..., Array], *given: Array) -> Array:
+def over_devices(layer: Callable[..., Array], *arguments: Array) -> Array:
     """Compute a layer on the devices of the mesh that is set; the first axis of all but the last argument is cut."""
-    cuts = (*[PartitionSpec(EXPERT)] * (len(given) - 1), PartitionSpec())
-    return jax.shard_map(layer, in_specs=cuts, out_specs=PartitionSpec(EXPERT), check_vma=False)(*given)
+    cuts = (*[PartitionSpec(EXPERT)] * (len(arguments) - 1), PartitionSpec())
+    return jax.shard_map(layer, in_specs=cuts, out_specs=PartitionSpec(EXPERT), check_vma=False)(*arguments)
 
 
-def _ours(top_k: int, implementation: Any, chip: Chip, *given: Array) -> Array:
-    *arrays, _ = given
+def _ours(top_k: int, implementation: Any, chip: Chip, *arguments: Array) -> Array:
+    *arrays, _ = arguments
     return moe(*arrays, top_k=top_k, axis_name=EXPERT, implementation=implementation, chip=chip)
 
 

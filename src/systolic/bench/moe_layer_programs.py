@@ -58,8 +58,8 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPro
     )
 
 
-def _ours(spec: MoeSpec, implementation: Any, chip: Chip, x: Array, logits: Array, *given: Array) -> Array:
-    *weights, _ = given
+def _ours(spec: MoeSpec, implementation: Any, chip: Chip, x: Array, logits: Array, *operands: Array) -> Array:
+    *weights, _ = operands
     matrices = [
         Quantized(weights[number], weights[number + 3]) if len(weights) > 3 else weights[number] for number in range(3)
     ]
@@ -67,8 +67,8 @@ def _ours(spec: MoeSpec, implementation: Any, chip: Chip, x: Array, logits: Arra
     return moe(x, logits, *matrices, top_k=spec.top_k, **options)
 
 
-def plain(top_k: int, form: Form, x: Array, logits: Array, *given: Array) -> Array:
-    *weights, sizes = given
+def plain(top_k: int, form: Form, x: Array, logits: Array, *operands: Array) -> Array:
+    *weights, sizes = operands
     probabilities, experts = lax.top_k(jax.nn.softmax(logits), top_k)
     probabilities /= probabilities.sum(1, keepdims=True)
     order = jnp.argsort(experts.reshape(-1))

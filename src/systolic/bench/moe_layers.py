@@ -37,7 +37,7 @@ _FORMATS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     ),
     "deepseek-v3": (_SQUARES,),
 }
-_FEW_TOKENS = 512  # up to which HBM binds: each expert multiplies a few rows by all of its weights
+_MAX_TOKENS_HBM_BOUND = 512  # HBM binds up to here: each expert multiplies a few rows by all of its weights
 
 
 def moe_layers(dtype: str) -> Iterator[Case]:
@@ -51,7 +51,7 @@ def moe_layers(dtype: str) -> Iterator[Case]:
         *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),
     ]
     for ((model, k, n, experts, top_k), (form, quantized_as)), m in sizes:
-        group = " ".join(filter(None, (form, f"layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens")))
+        group = " ".join(filter(None, (form, f"layer of {'few' if m <= _MAX_TOKENS_HBM_BOUND else 'many'} tokens")))
         name = " ".join(filter(None, (model, form, "layer")))
         spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, **quantized_as)
         yield Case(suite=SUITE, group=group, name=f"{name} {m}", spec=spec, series=name)

@@ -1,4 +1,4 @@
-"""Public kernels for rows in groups, as their users call them; those that are not installed say so."""
+"""Public kernels for rows in groups, as their users call them; one that is not installed has a reason instead."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def _fitting(tiles: tuple[int, int, int], spec: MoeSpec) -> tuple[int, int, int]
     return min(rows, spec.m), min(k, spec.k), min(n, spec.n)
 
 
-@runs_user_code  # what a public kernel raises is what came of it
+@runs_user_code  # any error of a public kernel is its result
 def _megablox(tiles: tuple[int, int, int], lhs: Array, rhs: Array, sizes: Array) -> Array:
     return megablox.gmm(lhs, rhs, sizes, lhs.dtype, tiles)
 
 
 @runs_user_code
-def _by_tokamax(spec: MoeSpec, *given: Array) -> Array:
+def _by_tokamax(spec: MoeSpec, *operands: Array) -> Array:
     tokamax = importlib.import_module("tokamax")  # raced if installed
     with tokamax.config.cross_compile(True):  # no TPU is in sight: the kernel is for another machine
-        return product_of(spec, functools.partial(_tokamax, tokamax), *given)
+        return product_of(spec, functools.partial(_tokamax, tokamax), *operands)
 
 
 @runs_user_code

@@ -47,10 +47,10 @@ def arguments(spec: MoeSpec) -> tuple[Any, ...]:
     return *arrays, np.array(spec.sizes, np.int32)
 
 
-@runs_user_code  # what raises without a frame of its own was raised in the product that was given
-def product_of(spec: MoeSpec, product: GroupedProduct, *given: Array) -> Array:
+@runs_user_code  # an error without a frame of its own comes from the given product
+def product_of(spec: MoeSpec, product: GroupedProduct, *operands: Array) -> Array:
     """Compute the spec with a product of rows in groups and its derivative."""
-    *arrays, sizes = given
+    *arrays, sizes = operands
     if spec.kind == "gated":
         x, gate, up = arrays
         return jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)

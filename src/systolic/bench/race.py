@@ -131,7 +131,7 @@ class _Field:
         for peer in self.peers:
             if peer.program is not None:
                 experiment = self._experiment(peer.name, programs, peer.program)
-                if peer.arguments:  # on a slice with their shardings, and so with those of the result
+                if peer.arguments:  # on a slice with shardings of its own, which decide how the result is sharded
                     experiment = dataclasses.replace(experiment, fn=peer.program, args=peer.arguments)
                 yield peer.name, experiment
 

@@ -149,7 +149,7 @@ class PeerTime:
     """The time of a public kernel's program."""
 
     name: str
-    config: str  # how it is called, where that is a choice
+    config: str  # of the call, where there is a choice
     time_us: Time | None  # simulated
     reason: str = ""  # why there is none
     error: TimeError | None = None

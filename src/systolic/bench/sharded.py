@@ -106,7 +106,7 @@ class ShardedSpec(OneDtype):
 
 def sharded(dtype: str) -> Iterator[Case]:
     """Yield the MLPs of a model, and its products alone, on one device until `on_slice` names a slice."""
-    if dtype not in ("bfloat16", "float32"):  # what has gradients, and what JAX sums over devices
+    if dtype not in ("bfloat16", "float32"):  # dtypes that have gradients and that JAX sums over devices
         return
     model, k, n = _MODEL_SIZES
     base = ShardedSpec(kind="mlp", m=0, k=k, n=n, dtype=dtype, topology="", mesh=())

@@ -37,9 +37,9 @@ def raced(spec: ShardedSpec, chip: Chip, implementation: Any = None) -> RacedPro
     )
 
 
-def _network(spec: ShardedSpec, layer: Callable[..., Array], x: Array, *given: Array) -> Any:
+def _network(spec: ShardedSpec, layer: Callable[..., Array], x: Array, *operands: Array) -> Any:
     part: Any = spec.part
-    return in_a_row(part, layer, x, *given) if spec.kind == "mlp" else layer(x, *given)
+    return in_a_row(part, layer, x, *operands) if spec.kind == "mlp" else layer(x, *operands)
 
 
 def _ours(implementation: Any, chip: Chip, x: Array, w_gate: Array, w_up: Array, w_down: Array) -> Array:

@@ -44,9 +44,9 @@ def peers(spec: PatternSpec) -> Iterator[Peer]:
     yield Peer(name="gather", program=functools.partial(_gathered, spec.planned))
 
 
-@runs_user_code  # what a public kernel raises is what came of it
-def _by_docs(count: int, columns: int, blocks: Array, rhs: Array, rows: Any, places: Any, whole: Array) -> Array:
-    zeros = jnp.zeros((whole.shape[0], rhs.shape[1]), rhs.dtype)
+@runs_user_code  # any error of a public kernel is its result
+def _by_docs(count: int, columns: int, blocks: Array, rhs: Array, rows: Any, places: Any, dense: Array) -> Array:
+    zeros = jnp.zeros((dense.shape[0], rhs.shape[1]), rhs.dtype)
     return one_block_a_step(rows, places, blocks, rhs, zeros, count=count, bn=columns)
 
 
@@ -73,6 +73,6 @@ def _backward(
 
 
 def _dense_backward(
-    spec: SparseSpec, _blocks: Array, rhs: Array, _rows: Any, _columns: Any, whole: Array
+    spec: SparseSpec, _blocks: Array, rhs: Array, _rows: Any, _columns: Any, dense: Array
 ) -> tuple[Array, Array]:
-    return jax.vjp(lambda whole, rhs: jnp.matmul(whole, rhs), whole, rhs)[1](rhs[: spec.m])
+    return jax.vjp(lambda dense, rhs: jnp.matmul(dense, rhs), dense, rhs)[1](rhs[: spec.m])

@@ -159,7 +159,7 @@ def _edges(dtype: str, precision: PrecisionName) -> Iterator[Case]:
 _LLAMA = ("llama3-8b", 4096, 14336)
 # Hidden size, intermediate size of an expert, experts, and how many each token goes to, of Qwen3-30B-A3B's config.json.
 _EXPERTS = ("qwen3-30b", 2048, 768, 128, 8)
-FEW_TOKENS, MANY_TOKENS = (16, 128, 256), (2048, 8192)
+_TOKENS_BY_GROUP = {"few tokens": (16, 128, 256), "many tokens": (2048, 8192)}
 
 
 def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
@@ -167,19 +167,19 @@ def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
     if dtype not in ("bfloat16", "float32"):
         return
     model, k, n = _LLAMA
-    for group, tokens in (("few tokens", FEW_TOKENS), ("many tokens", MANY_TOKENS)):
+    for group, tokens in _TOKENS_BY_GROUP.items():
         for m, backward in itertools.product(tokens, (False, True)):
             spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, backward=backward)
             name = f"{model} 2 MLPs {m}{' and gradients' if backward else ''}"
             yield Case(suite="layers", group=group, name=name, spec=spec)
     model, k, n, experts, rows_per_token = _EXPERTS
-    for group, tokens in (("few tokens", FEW_TOKENS), ("many tokens", MANY_TOKENS)):
+    for group, tokens in _TOKENS_BY_GROUP.items():
         for m, backward in itertools.product(tokens, (False, True)):
             spec = LayersSpec(m=rows_per_token * m, k=k, n=n, dtype=dtype, backward=backward, experts=experts)
             name = f"{model} 2 blocks of experts {m}{' and gradients' if backward else ''}"
             yield Case(suite="layers", group=group, name=name, spec=spec)
     model, k, n = _LLAMA
-    for m in MANY_TOKENS:
+    for m in _TOKENS_BY_GROUP["many tokens"]:
         spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, layers=1, backward=True, which="gated")
         yield Case(suite="layers", group="gated", name=f"{model} gated {m} and gradients", spec=spec)
 
@@ -195,16 +195,14 @@ _QUANTIZED_FORMATS: tuple[tuple[str, str, int | None], ...] = (
     ("e4m3", "float8_e4m3fn", None),
     ("fp4", "float4_e2m1fn", None),
 )
-# Beside rows that are quantized in the call, each with a scale: names, and formats of rows and weights.
+# With rows that are quantized in the call, each with a scale: names, and formats of rows and weights.
 _QUANTIZED_ROWS_FORMATS: tuple[tuple[str, str, str], ...] = (
     ("w8a8", "int8", "int8"),
     ("w4a8", "int8", "int4"),
     ("w4a4", "int4", "int4"),
     ("fp8", "float8_e4m3fn", "float8_e4m3fn"),
 )
-
-
-# Of these also gate and up of Llama-3 8B in one kernel.
+# Formats in which gate and up of Llama-3 8B are also raced, in one kernel.
 _QUANTIZED_GATED = ("int4/128", "int8/128", "w8a8", "fp8")
 
 

@@ -2,7 +2,7 @@
 
     systolic.check(fn, lhs, rhs, chip="v5e").raise_on_error()
 
-`rules` judge the Pallas calls that `systolic.analysis` finds in a traced function, `verdict` is the compiler's word,
+`rules` judge the Pallas calls that `systolic.analysis` finds in a traced function, `verdict` is the compiler's answer,
 `running` executes the function in TPU interpret mode. Other rooms import from here only.
 """
 

@@ -32,7 +32,7 @@ class Access:
 
     @property
     def at_step(self) -> str:
-        """The step as text after a blank, " at step (1, 0)"; "" if there is no step."""
+        """The step as text after a space, " at step (1, 0)"; "" if there is no step."""
         if not self.step:
             return ""
         return f" at step {self.step[0] if len(self.step) == 1 else self.step}"

@@ -84,8 +84,8 @@ def unread_ends(run: Run, arguments: Sequence[np.ndarray], outputs: Sequence[np.
         if usual is None or further is None:
             continue
         # The first query of causal attention sees one key: it changes nothing, and its neighbors only their own rows.
-        own = total / arguments[end.argument].shape[end.axis]
-        if count < _MIN_SHARE * min(usual, further) and min(usual, further) > own:
+        results_per_place = total / arguments[end.argument].shape[end.axis]
+        if count < _MIN_SHARE * min(usual, further) and min(usual, further) > results_per_place:
             elements = distance // 2 + 1 if distance > 1 else 1
             yield UnreadEnd(
                 argument=end.argument,

@@ -23,7 +23,7 @@ RULES = {
     "empty-grid": "a grid has steps: size // block is zero where the block is the larger",
     "parallel-axis": "parallel axes come first, and core_parallel ones fit the cores",
     "small-blocks": "a step has more work than a step costs",
-    # of what the grid visits
+    # of the blocks that the grid visits
     "block-outside": "a block begins inside of its array",
     "edge-block": "a block that ends past the end of its array is masked before it is summed",
     "dropped-tail": "every element of an input is read, including those after the last whole block",
@@ -40,7 +40,7 @@ RULES = {
     "vector-dtype": "the chip's vector unit computes with this dtype",
     "precision": "a product, or a sum, is as exact as its dtypes look",
     "uninitialised": "a sum is cleared before it is read",
-    # of what stands around
+    # of the code around a call
     "cost-estimate": "XLA is told what the kernel costs",
     "one-core": "both cores of a chip have work",
     "transposed-operand": "nothing is transposed in front of a kernel",

@@ -25,19 +25,19 @@ class Guess:
     """A function that gives the same results, or most of them.
 
     Attributes:
-      known: the function.
+      function: the known function.
       wrong: marks results that differ.
       coarse: marks results that differ as if sums or intermediates were rounded to bfloat16.
     """
 
-    known: KnownFunction
+    function: KnownFunction
     wrong: np.ndarray
     coarse: np.ndarray
 
     @property
     def text(self) -> str:
         """The function as Python text."""
-        return self.known.text
+        return self.function.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class Guesser:
         return guess if agreeing >= (_MIN_AGREEING_SUMS if closest.is_sum else _MIN_AGREEING_SHARE) else None
 
     def compared(
-        self, known: KnownFunction, inputs: Sequence[np.ndarray], output: np.ndarray
+        self, function: KnownFunction, inputs: Sequence[np.ndarray], output: np.ndarray
     ) -> tuple[Guess, Reference]:
         """Compare results with a known function, and return the function's results, too."""
-        expected = ReferenceFunction(known.fn).evaluated(inputs, 0)
+        expected = ReferenceFunction(function.fn).evaluated(inputs, 0)
         native = expected.native[0] if expected.native else None
         against = compared(
             output,
@@ -82,7 +82,7 @@ class Guesser:
         )
         inexact = against.error > against.limit
         wrong = against.error > (np.maximum(against.limit, against.coarse) if self.rounds else against.limit)
-        return Guess(known=known, wrong=wrong, coarse=inexact & ~wrong), expected
+        return Guess(function=function, wrong=wrong, coarse=inexact & ~wrong), expected
 
 
 def _closest(inputs: Sequence[np.ndarray], output: np.ndarray) -> KnownFunction | None:
@@ -93,9 +93,9 @@ def _closest(inputs: Sequence[np.ndarray], output: np.ndarray) -> KnownFunction 
     got = output.astype(np.float64)
     with jax.enable_x64(True), np.errstate(invalid="ignore", over="ignore"):
         wide = [array if array.dtype.kind in "iub" else array.astype(np.float64) for array in inputs]
-        for known in known_functions([array.shape for array in inputs], output.shape):
-            error = np.abs(np.asarray(jax.jit(known.fn)(*wide)).astype(np.float64) - got)
+        for function in known_functions([array.shape for array in inputs], output.shape):
+            error = np.abs(np.asarray(jax.jit(function.fn)(*wide)).astype(np.float64) - got)
             median = float(np.median(np.nan_to_num(error, nan=np.inf)))
             if best is None or median < least:
-                best, least = known, median
+                best, least = function, median
     return best

@@ -102,7 +102,7 @@ def _floats(random: np.random.Generator, shape: tuple[int, ...], data: Data, lar
         drawn = -np.abs(drawn)
     elif data == "repeated":
         drawn = _with_zeros(random.choice(np.array(_FEW, np.float32), shape))
-    return np.clip(drawn, -largest / 4, largest / 4)  # which is less than 400 in eight bits
+    return np.clip(drawn, -largest / 4, largest / 4)  # less than 400 for floats of eight bits
 
 
 def _with_zeros(array: np.ndarray) -> np.ndarray:

@@ -224,8 +224,8 @@ class Interpreter:
 def _compiled(fn: Callable[..., Any], arguments: Sequence[np.ndarray]) -> Callable[..., Any]:
     import jax
 
-    # A function of its own each time: none that was traced under other conditions is taken for it. XLA would simplify
-    # x * mask to a selection, which hides the NaN that a TPU makes of it.
+    # A new function each time, so that JAX does not reuse one that was traced under other conditions. XLA would
+    # simplify x * mask to a selection, which hides the NaN that a TPU makes of it.
     exactly: dict[str, str | bool] = {"xla_disable_hlo_passes": "algsimp"}
     return jax.jit(lambda *operands: fn(*operands)).lower(*arguments).compile(compiler_options=exactly)
 

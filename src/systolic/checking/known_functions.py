@@ -77,12 +77,12 @@ def _reductions(length: int, axis: int, out: Shape) -> Iterator[KnownFunction]:
     yield KnownFunction(text=f"x.sum({axis})", fn=lambda x: x.sum(axis).reshape(out), is_sum=True)
     yield KnownFunction(text=f"x.mean({axis})", fn=lambda x: x.mean(axis).reshape(out), is_sum=True)
     yield KnownFunction(text=f"x.max({axis})", fn=lambda x: x.max(axis).reshape(out))
-    whole = -(-length // LANES) * LANES
-    if whole != length:
+    padded_length = -(-length // LANES) * LANES
+    if padded_length != length:
         yield KnownFunction(
             text=f"x.mean({axis})",
-            fn=lambda x: x.sum(axis).reshape(out) / whole,
-            fault=f"divided by {whole}, the size of whole blocks, and not by {length}",
+            fn=lambda x: x.sum(axis).reshape(out) / padded_length,
+            fault=f"divided by {padded_length}, the size of whole blocks, and not by {length}",
         )
 
 

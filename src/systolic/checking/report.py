@@ -108,7 +108,7 @@ class CheckReport(SavedResult):
     kernels: tuple[KernelUse, ...]
     verdicts: tuple[Verdict, ...]
     run: RunSummary
-    flags: Mapping[str, str] = field(default_factory=dict)  # that were given to the compiler
+    flags: Mapping[str, str] = field(default_factory=dict)  # the compiler's
     format: int = FORMAT
 
     @property

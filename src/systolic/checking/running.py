@@ -91,7 +91,7 @@ def run_checks(
       fn: any function that `jax.jit` takes.
       args: arrays or shapes, or pytrees of them.
       chip: the chip for which it is traced. Where its device has two cores, they share the steps along parallel axes.
-      values: the flat arguments' values, by default those of `args`; None: unknown.
+      values: the flat arguments' values, by default taken from `args`; None: unknown.
       reference: a function of the same arguments; it is run in float64.
       seeds: one run each. The first makes the inputs; each decides the order of steps and of copies, and the contents
         of memory that was never written.

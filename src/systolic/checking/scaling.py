@@ -208,7 +208,7 @@ class _Search:
         cut = self._blocks(size)
         seen = [operand for call in self.calls for operand in call.of("input", "output") if size in operand.shape]
         if any(operand.memory == "hbm" for operand in seen):
-            # The kernel makes its own copies: the buffers that it copies to tell the pieces.
+            # The kernel makes its own copies: the buffers that it copies to show the sizes of the pieces.
             cut |= {length for call in self.calls for length in _buffer_sizes(call) if LANES <= length < size}
         if cut:
             together = math.lcm(*cut)

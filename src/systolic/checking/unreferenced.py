@@ -31,7 +31,7 @@ class HarderResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreferenced:
-    """Compares results with those of functions that fit the shapes.
+    """Compares results with the results of known functions that fit the shapes.
 
     Attributes:
       calls: the Pallas calls that were run.
@@ -52,18 +52,18 @@ class Unreferenced:
           harder: results for other inputs.
         """
         guess = self.guesser.guess(inputs, outputs)
-        if guess is not None and guess.known.fault and not guess.wrong.any():
+        if guess is not None and guess.function.fault and not guess.wrong.any():
             yield about(
                 self.calls,
                 "wrong-result",
                 "note" if self.assumed else "warning",
-                value=f"all results are those of {guess.text}, {guess.known.fault}",
+                value=f"all results are those of {guess.text}, {guess.function.fault}",
                 limit="that is seldom meant",
                 fix="mend the mask or the count, or pass a reference that has the same",
             )
             return
         yield self._compared_with(guess)
-        if guess is None or guess.wrong.any() or guess.known.is_masked:
+        if guess is None or guess.wrong.any() or guess.function.is_masked:
             return
         if guess.coarse.any() and not self.assumed:
             yield self._coarse(guess)
@@ -73,7 +73,7 @@ class Unreferenced:
 
     def _compared_with(self, guess: Guess | None) -> Finding:
         partly = guess is not None and guess.wrong.any()
-        doubtful = guess is not None and (guess.known.is_masked or bool(guess.known.fault))
+        doubtful = guess is not None and (guess.function.is_masked or bool(guess.function.fault))
         value = "the results were not compared with a reference"
         if guess is not None and partly and not doubtful:
             many = "most" if guess.wrong.mean() < 1 / 2 else "some"
@@ -102,7 +102,7 @@ class Unreferenced:
     def _of_harder(self, guess: Guess, results: HarderResults) -> Iterator[Finding]:
         if results.data not in _COMPARED_DATA or [array.shape for array in results.outputs] != [guess.wrong.shape]:
             return
-        other, expected = self.guesser.compared(guess.known, results.inputs, results.outputs[0])
+        other, expected = self.guesser.compared(guess.function, results.inputs, results.outputs[0])
         wrong = other.wrong & np.isfinite(expected.values[0])
         if expected.steady[0] and wrong.any():
             yield about(

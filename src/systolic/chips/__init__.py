@@ -69,7 +69,7 @@ def _aliases() -> list[str]:
 
 
 def known_chip(name: str) -> Chip | None:
-    """Return the chip of that name, or None: saved results may be of any."""
+    """Return the chip of that name, or None: saved results may name any chip."""
     try:
         return chip(name)
     except UnknownChipError:

@@ -34,16 +34,16 @@ class MachineModel:
     mxu_columns: int
     mxu_rows_per_cycle: Mapping[str, float]  # rows of lhs that one unit takes a cycle, by the listing's operand type
     result_latency_cycles: int  # from the last row into the matrix unit to the first result out
-    weight_push_cycles: float  # a unit takes no rows for so long while a register of weights is pushed into it
+    weight_push_cycles: float  # a unit takes no rows for this long while a register of weights is pushed into it
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
-    lane_move_cycles: int  # a cross-lane unit takes so long for a vector register; 0: as the compiler issues them
+    lane_move_cycles: int  # time of a cross-lane unit for a vector register; 0: as the compiler issues them
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
-    hbm_run_cycles: float  # a strided copy holds HBM so long for each contiguous piece, besides its bytes
+    hbm_run_cycles: float  # a strided copy holds HBM this long for each contiguous piece, in addition to its bytes
     hbm_turn_cost: float  # a read right after a write, or the reverse, takes this share of the smaller one longer
-    hbm_slow_period_s: float  # HBM may be slow at the begin of such a period, counted from the program's; 0: never
-    hbm_slow_load: float  # share of the period before in which it has to be busy for that
-    hbm_slow_s: float  # it is slow for so long
-    hbm_slow_share: float  # of `hbm_bytes_per_s` that is left meanwhile
+    hbm_slow_period_s: float  # HBM may be slow at the start of such a period, from the program's start on; 0: never
+    hbm_slow_load: float  # it is, if it was busy for this share of the period before
+    hbm_slow_s: float  # it is slow for this long
+    hbm_slow_share: float  # share of `hbm_bytes_per_s` that is left meanwhile
     dma_latency_cycles: int  # from a copy's last byte leaving its source to its flag being seen
     dma_issue_cycles: int  # the core is held up for each copy it starts
     dma_wait_cycles: int  # and for each wait it executes
@@ -67,7 +67,7 @@ class SparseCoreModel:
     clock_hz: float
     stream_bytes_per_s: float  # of one tile in one direction
     stream_latency_cycles: int  # from a stream's last byte to its flag being seen
-    index_cycles: float  # a stream with a list of indices takes so long for each, where its bytes take less
+    index_cycles: float  # a stream with a list of indices takes at least this long for each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
     for field in fields(MachineModel):
         value = getattr(machine, field.name)
         for number in value.values() if isinstance(value, Mapping) else (value,):
-            _check_possible(field.name, number, whole=field.type == "int")
+            _check_possible(field.name, number, is_integer=field.type == "int")
 
 
 def check_sparse_core(model: SparseCoreModel | None, prepared_for: SparseCoreModel | None) -> None:
@@ -133,7 +133,7 @@ def check_sparse_core(model: SparseCoreModel | None, prepared_for: SparseCoreMod
     """
     _check_equal(model, prepared_for, _SPARSE_COUNTS, "SparseCores")
     for field in fields(SparseCoreModel) if model is not None else ():
-        _check_possible(field.name, getattr(model, field.name), whole=field.type == "int")
+        _check_possible(field.name, getattr(model, field.name), is_integer=field.type == "int")
 
 
 def check_links(links: Links | None, prepared_for: Links | None) -> None:
@@ -148,7 +148,7 @@ def check_links(links: Links | None, prepared_for: Links | None) -> None:
         if (value is None) != (getattr(prepared_for, name) is None):
             raise ConstantsError("its links are not those of the chip")
         if value is not None:
-            _check_possible(name, value, whole=False)
+            _check_possible(name, value, is_integer=False)
 
 
 def _check_equal(record: object, prepared_for: object, names: tuple[str, ...], what: str) -> None:
@@ -158,9 +158,11 @@ def _check_equal(record: object, prepared_for: object, names: tuple[str, ...], w
         raise ConstantsError(f"its {what} are not those of the chip")
 
 
-def _check_possible(name: str, value: Any, *, whole: bool) -> None:
-    if type(value) not in ((int,) if whole else (int, float)) or not abs(value) <= _LARGEST:  # NaN neither
-        raise ConstantsError(f"{name}={shown(value)} is not {'an integer' if whole else 'a number'} up to {_LARGEST:g}")
+def _check_possible(name: str, value: Any, *, is_integer: bool) -> None:
+    if type(value) not in ((int,) if is_integer else (int, float)) or not abs(value) <= _LARGEST:  # NaN neither
+        raise ConstantsError(
+            f"{name}={shown(value)} is not {'an integer' if is_integer else 'a number'} up to {_LARGEST:g}"
+        )
     divides = "_per_" in name or name.endswith(("_hz", "_bytes", "_share"))
     if value < 0 or (divides and value == 0):
         raise ConstantsError(f"{name}={value} has to be {'above 0' if divides else '0 or more'}")

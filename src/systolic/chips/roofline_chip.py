@@ -62,8 +62,8 @@ class RooflineChip:
 
 # At default precision a product of float32 runs as one of bfloat16. JAX does not state the rates of other dtypes.
 ROOFLINE_CHIPS = {
-    known.name: known
-    for known in (
+    chip.name: chip
+    for chip in (
         RooflineChip(
             name="8i",
             title="TPU 8i",

@@ -55,7 +55,8 @@ class SliceShape:
         """Read a shape such as "2x4" or "2x2x1".
 
         Raises:
-          SliceError: it is no such text, has other dimensions than slices of this chip have, or the chip has no links.
+          SliceError: the text has another form, or other dimensions than slices of this chip have, or the chip has no
+            links.
         """
         if not _EXTENTS.fullmatch(text):
             raise SliceError(f"a slice is chips along each axis, such as 2x4 or 2x2x1; {text!r} is not")

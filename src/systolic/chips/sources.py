@@ -66,7 +66,7 @@ WRAP_OF_16 = "jax-ml/scaling-book, tpus.md: only axes of 16 chips wrap, each by 
 WRAP_OF_CUBES = (
     "jax-ml/scaling-book, tpus.md: wrap-around is by optical switches, which only cubes of 4 x 4 x 4 chips have"
 )
-ONE_DEVICE = "a chip is one device"
+CHIP_IS_ONE_DEVICE = "a chip is one device"
 
 
 def compiler(topology: str) -> str:

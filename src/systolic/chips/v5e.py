@@ -20,8 +20,8 @@ V5E_LINKS = Links(
     signal_chip_bit=sourced(17, LISTING),
     copy_remote_bit=sourced(14, LISTING),
     route_entries=sourced(16, "seen in listings: up to 16 chips go by number, 4x8 to 16x16 by four bits of a table"),
-    die_bytes_per_s=sourced(None, sources.ONE_DEVICE),
-    die_hop_s=sourced(None, sources.ONE_DEVICE),
+    die_bytes_per_s=sourced(None, sources.CHIP_IS_ONE_DEVICE),
+    die_hop_s=sourced(None, sources.CHIP_IS_ONE_DEVICE),
 )
 V5E = with_sources(
     Chip(

@@ -194,7 +194,7 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
 
     Raises:
       click.UsageError: the suite needs one, or the mesh has none.
-      SliceError: a chip has no such slice, the mesh is none of it, or does not suit the cases.
+      SliceError: a chip has no such slice, the mesh does not fit it, or it does not suit the cases.
     """
     check_mesh(topology, mesh)
     if topology is not None and mesh:

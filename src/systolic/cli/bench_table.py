@@ -48,7 +48,7 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     textual("config", lambda row: row.plan.config, droppable=True),
 )
 _LEGEND = (
-    "XLA: in repeated calls, where the copy of an operand that it starts ahead of a call hides behind the call before, "
+    "XLA: in repeated calls, where the copy of an operand that it starts before a call runs during the previous call, "
     "as far as HBM has time for it; alone: all of that copy hidden; + copy: none of it\n"
     "MXU and HBM: limits at the published peak and bandwidth; share: of our time that the larger one is; of model: the "
     "same at the simulator's clock and bandwidth"
@@ -58,7 +58,7 @@ _LEGEND = (
 def show(
     rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None], *, bars: bool = False
 ) -> None:
-    """Print a run; `bars` are the ones that the project sets itself; they say nothing to its users."""
+    """Print a run, with `bars` also the targets that the project sets itself, which mean nothing to its users."""
     out = console()
     chips = list(dict.fromkeys(row.case.chip for row in rows))
     what = ", ".join(dict.fromkeys(_dtype(row) for row in rows))

@@ -41,11 +41,11 @@ from systolic.compiler.named_shardings import mesh_axes
     help="Compile for each chip, if the TPU compiler is installed.",
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")
-@count_option("--seeds", 3, "Number of runs, each with different inputs and orders.", most=1000)
+@count_option("--seeds", 3, "Number of runs, each with different inputs and orders.", largest=1000)
 @worker_options("one job")
 @output_options
 def check(
-    asked: AskedFunction,
+    requested: AskedFunction,
     chips: tuple[Chip, ...],
     reference: str | None,
     mesh: str,
@@ -72,9 +72,9 @@ def check(
       systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1024,1000]" --arg "bf16[1000,1024]" --json -
     """
     check_target(json_file)
-    fn, other = asked.named(), asked.other(reference)
+    fn, other = requested.named(), requested.other(reference)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
-    args = [named_argument(text) for text in asked.arguments]
+    args = [named_argument(text) for text in requested.arguments]
     axes = mesh_axes(mesh) if mesh else None
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         pending = submit_check(
@@ -90,7 +90,7 @@ def check(
         )
         bar.planned(len(pending.jobs))
         for job in pending.jobs:
-            job.add_done_callback(lambda _: bar.done(asked.text))
+            job.add_done_callback(lambda _: bar.done(requested.text))
         report = pending.result()
     summary = {
         "ok": report.ok,

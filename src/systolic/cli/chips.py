@@ -85,7 +85,7 @@ def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
       systolic chips
       systolic chips v5e v7x --json chips.json
     """
-    announced = {name: known for name in names if (known := known_roofline_chip(name)) is not None}
+    announced = {name: roofline_chip for name in names if (roofline_chip := known_roofline_chip(name)) is not None}
     simulated = map(chip_named, [name for name in names if name not in announced])
     chosen = list({chip.name: chip for chip in simulated}.values()) if names else list(CHIPS.values())
     roofline_only = list(

@@ -207,7 +207,7 @@ def _verdict(comparison: Comparison) -> str:
         return f"[bold]as fast as before[/], {times}"
     word = "slower" if comparison.slower > 0 else "faster"
     change = f"{abs(comparison.slower):.1%} {word}"
-    # Inside the interval it is the model's word alone.
+    # Within the error of the ratio, the difference rests on the model alone.
     return f"[bold]{change}[/], {times}" if comparison.verdict in ("faster", "slower") else f"{change}, {times}"
 
 

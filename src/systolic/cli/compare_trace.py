@@ -37,7 +37,7 @@ def compare_trace(
     """Compare one of the answers with a profile, print or write it, and return the exit code.
 
     Raises:
-      TraceFileError: the profile cannot be read, or is of no TPU.
+      TraceFileError: the profile cannot be read, or was not taken on a TPU.
       ModuleError: it is not certain which of the answers, or of the profile's programs, is meant.
     """
     runs = [(answer, run) for answer in answers if (run := _run(answer)) is not None]
@@ -177,7 +177,7 @@ def _verdict(comparison: TraceComparison) -> str:
     change = f"{percent(abs(ratio))} {'longer' if ratio > 0 else 'shorter'}" if abs(ratio) >= 0.0005 else "the same"
     text = f"the simulated time is {change}"
     if comparison.error_percent is None:
-        return f"{text}; no error is said of such programs yet"
+        return f"{text}; the error of such programs is not known yet"
     inside = "inside" if comparison.inside_error else "outside"
     return f"{text}, {inside} its error of ± {comparison.error_percent:.0f}%"
 

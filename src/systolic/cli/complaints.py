@@ -22,7 +22,7 @@ def shown_text(text: str) -> str:
 def complain(text: str) -> None:
     """Print a message on standard error; a terminal gets lines that fit it."""
     if sys.stderr.isatty():
-        from rich.console import Console  # which takes long, and is not needed for --help
+        from rich.console import Console  # a slow import, not needed for --help
 
         out = Console(stderr=True, markup=False, highlight=False, emoji=False, no_color=True)
         out.print(shown_text(text))

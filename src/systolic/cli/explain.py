@@ -37,7 +37,7 @@ from systolic.timing.outcome import Outcome
 @flag_option
 @click.option("--against", metavar="FILE.py:OTHER", help="Another function of the same arguments to compare with.")
 @page_option
-@count_option("--tries", 12, "Simulate at most this many changes.", least=0)
+@count_option("--tries", 12, "Simulate at most this many changes.", smallest=0)
 @click.option(
     "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
 )
@@ -46,7 +46,7 @@ from systolic.timing.outcome import Outcome
 @worker_options()
 @output_options
 def explain(
-    asked: AskedFunction,
+    requested: AskedFunction,
     chips: tuple[Chip, ...],
     asked_slice: AskedSlice,
     against: str | None,
@@ -76,10 +76,10 @@ def explain(
     check_drawing_target(page)
     if try_mesh and asked_slice.topology is None:
         raise click.UsageError("--try-mesh tries meshes over a slice: pass --topology, such as 2x4")
-    fn, other = asked.named(), asked.other(against)
+    fn, other = requested.named(), requested.other(against)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
-    calls = [asked_slice.call(fn, asked.arguments, chip) for chip in chips]
+    calls = [asked_slice.call(fn, requested.arguments, chip) for chip in chips]
     check_available()
     explanations: list[Explanation] = []
     failed: dict[str, str] = {}
@@ -88,7 +88,7 @@ def explain(
             request = ExplainRequest(
                 fn=called,
                 args=values,
-                arguments=asked.arguments,
+                arguments=requested.arguments,
                 chip=chip,
                 topology=asked_slice.topology,
                 against=other and asked_slice.call(other, (), chip)[0],
@@ -101,7 +101,7 @@ def explain(
             except NamedFunctionError:  # the call was wrong
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever the user's function raises, perhaps on this chip only
-                outcome = Outcome.failed(asked.text, error)
+                outcome = Outcome.failed(requested.text, error)
                 failed[chip.name] = f"{outcome.status}: {outcome.details}"
     if page is not None:
         from systolic.report import explanation_page
@@ -116,7 +116,7 @@ def explain(
         for explanation in explanations:
             show_explanation(out, explanation, details=details)
         for name, reason in failed.items():
-            out.print(f"{name} {asked.text}: {reason}", markup=False)
+            out.print(f"{name} {requested.text}: {reason}", markup=False)
 
     give(
         json_file, "explain", map(cattrs.unstructure, explanations), {"provenance": "simulated", "failed": failed}, show

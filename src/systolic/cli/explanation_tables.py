@@ -74,7 +74,7 @@ def _heading(out: Console, explanation: Explanation) -> None:
     out.print(f"[bold]{escape(explanation.verdict)}[/]\n")
     out.print(
         "; ".join(
-            f"{' '.join(filter(None, (figure.title, figure.value, figure.unit)))} ({escape(figure.beside)})"
+            f"{' '.join(filter(None, (figure.title, figure.value, figure.unit)))} ({escape(figure.note)})"
             for figure in figures(explanation)
         )
     )
@@ -119,6 +119,6 @@ def _stretch(out: Console, explanation: Explanation, title: str, begin_us: float
 
 
 def _block(share: float) -> str:
-    # Little is not nothing.
+    # A small share must not look like none.
     level = round(share * (len(_LEVELS) - 1))
     return _LEVELS[max(level, 1 if share > 0.01 else 0)]

@@ -34,7 +34,7 @@ def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
     """Return the value of a Python literal.
 
     Args:
-      text: the whole of it: where a list is asked for, "[1], [2]" is none.
+      text: the literal and nothing else: if a list is expected, "[1], [2]" is not one.
       kind: the kind of literal that it has to be.
 
     Raises:
@@ -48,7 +48,7 @@ def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
         raise LiteralError(f"a number has at most {_MAX_DIGITS:,} digits, and this has {len(digits):,}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a backslash in a text that is none of Python's
+            warnings.simplefilter("ignore")  # of a backslash in a text that is not Python's
             node = ast.parse(text, mode="eval").body
         if not isinstance(node, kind) or (kind is not ast.expr and ast.get_source_segment(text, node) != text):
             raise _NoLiteralError
@@ -103,7 +103,7 @@ def each_once(
     """Return the pairs of an option that may be given again, but not with the same name.
 
     Raises:
-      click.BadParameter: a name is there twice.
+      click.BadParameter: a name is given twice.
     """
     names = [name for name, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -129,14 +129,14 @@ class AskedFunction:
 
 
 def function_options(command: _F) -> _F:
-    """Add FUNCTION, `--arg` and `--param`, which the command takes as `asked`."""
+    """Add FUNCTION, `--arg` and `--param`, which the command takes as `requested`."""
 
     @functools.wraps(command)
     def packed(
         *args: Any, function: str, arguments: tuple[str, ...], parameters: tuple[tuple[str, Any], ...], **rest: Any
     ) -> Any:
-        asked = AskedFunction(text=function, arguments=arguments, parameters=parameters)
-        return command(*args, asked=asked, **rest)
+        requested = AskedFunction(text=function, arguments=arguments, parameters=parameters)
+        return command(*args, requested=requested, **rest)
 
     made: Any = argument_options(packed)
     return click.argument("function", metavar="FILE.py:FUNCTION")(made)

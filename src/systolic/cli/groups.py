@@ -40,7 +40,7 @@ class Group(click.Group):
         """Return the name, the command and the other arguments.
 
         Raises:
-          click.UsageError: the command is unknown, or an option stands in its place.
+          click.UsageError: the command is unknown, or an option comes before it.
         """
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:

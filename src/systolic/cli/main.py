@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="systolic", standalone_mode=False
         )
-        sys.stdout.flush()  # while an error can still be told
+        sys.stdout.flush()  # while an error can still be printed
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2

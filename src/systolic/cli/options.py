@@ -24,7 +24,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number, at most the largest size that a TPU counts; None if the text is none."""
+    """Return the number, at most the largest size that a TPU counts; None if the text is not a number."""
     digits = text.strip()
     if not digits.isdecimal() or len(digits) > len(str(LARGEST_SIZE)):  # Python refuses to read very long ones
         return None
@@ -41,7 +41,7 @@ class TextType(click.ParamType):
         """Return the value of a text.
 
         Raises:
-          click.BadParameter: the text is no such value.
+          click.BadParameter: the text is not such a value.
         """
         raise NotImplementedError
 
@@ -71,11 +71,17 @@ store_option = click.option(
 
 
 def count_option(
-    name: str, default: int, help_text: str, *, parameter: str | None = None, least: int = 1, most: int | None = None
+    name: str,
+    default: int,
+    help_text: str,
+    *,
+    parameter: str | None = None,
+    smallest: int = 1,
+    largest: int | None = None,
 ) -> Callable[[_F], _F]:
     """Return an option that is a whole number; the command takes it as `parameter`, by default under its own name."""
     names = (name,) if parameter is None else (name, parameter)
-    kind = click.IntRange(min=least, max=most)
+    kind = click.IntRange(min=smallest, max=largest)
     return click.option(*names, type=kind, default=default, show_default=True, help=help_text)
 
 
@@ -89,12 +95,12 @@ class ChipNames(TextType):
 
     def read(self, value: str) -> tuple[Chip, ...]:
         try:
-            chips = tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
+            chips = tuple({one_chip.name: one_chip for one_chip in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
             raise click.BadParameter(str(error)) from error
         if len(chips) > 1 and not self._several:
             raise click.BadParameter(
-                f"it takes one chip at a time; give one of {', '.join(known.name for known in chips)}"
+                f"it takes one chip at a time; give one of {', '.join(one_chip.name for one_chip in chips)}"
             )
         return chips
 

@@ -115,7 +115,7 @@ def _others(made_with: MadeWith) -> str:
 
 
 def _misses(made: Plan) -> list[str] | None:
-    """Return the differences to the nearest product of the store; None: the plan is from it, or it has none."""
+    """Return the differences to the nearest stored product; None: the plan is from the store, or no product is near."""
     if made.provenance in ("measured", "simulated"):
         return None
     store = planner_in_use().store
@@ -124,7 +124,7 @@ def _misses(made: Plan) -> list[str] | None:
     try:
         nearest = store.nearest(Subject.here(made.computed, made.chip))
     except StoreError:
-        return None  # `plan` has warned of it
+        return None  # `plan` has warned of this
     return nearest[1] if nearest is not None else None
 
 

@@ -99,7 +99,7 @@ def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add `--dtype` and `--precision` to a command.
 
     Raises, when the command runs:
-      click.UsageError: a precision of what is not float32.
+      click.UsageError: a precision is given for another dtype than float32.
     """
 
     @click.option(

@@ -68,9 +68,9 @@ class Selection:
     kept_in: Path | None = None
 
     def of(self, rows: Sequence[PublishedRow]) -> tuple[PublishedRow, ...]:
-        known = dict.fromkeys(row.kind for row in rows)
-        if unknown := [kind for kind in self.kinds if kind not in known]:
-            raise click.UsageError(f"--only {unknown[0]}: no row is of this kind; choose from {', '.join(known)}")
+        kinds = dict.fromkeys(row.kind for row in rows)
+        if unknown := [kind for kind in self.kinds if kind not in kinds]:
+            raise click.UsageError(f"--only {unknown[0]}: no row is of this kind; choose from {', '.join(kinds)}")
         chosen = only_kinds(rows, self.kinds)
         return chosen if self.sample is None else sampled(chosen, self.sample, self.seed)
 

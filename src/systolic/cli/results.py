@@ -16,19 +16,19 @@ class WrongFileError(WrongCallError, ValueError):
     """A file that is not what a command reads."""
 
 
-def read_document(path: Path, wanted: str) -> dict[str, Any]:
+def read_document(path: Path, expected: str) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Args:
       path: the file.
-      wanted: what it should be, as the end of "this takes …".
+      expected: the kind of file, as the end of "this takes …".
 
     Raises:
       WrongFileError: it cannot be read, is not JSON, is not an object, or another version made it.
     """
-    document = read_json_file(path, WrongFileError, wanted=wanted)
+    document = read_json_file(path, WrongFileError, expected=expected)
     if not isinstance(document, dict):
-        raise wrong_kind(path, document, wanted)
+        raise wrong_kind(path, document, expected)
     schema = document.get("schema", RESULT_SCHEMA)
     if type(schema) is not int or schema != RESULT_SCHEMA:
         raise WrongFileError(
@@ -37,9 +37,9 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
     return document
 
 
-def wrong_kind(path: Path, document: Any, wanted: str) -> WrongFileError:
-    """Return the error of a JSON file of another kind than `wanted`."""
-    return WrongFileError(f"{path} is {_described(document)}; this takes {wanted}")
+def wrong_kind(path: Path, document: Any, expected: str) -> WrongFileError:
+    """Return the error of a JSON file of another kind than `expected`."""
+    return WrongFileError(f"{path} is {_described(document)}; this takes {expected}")
 
 
 def _described(document: Any) -> str:

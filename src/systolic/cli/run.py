@@ -98,7 +98,7 @@ def run(
     check_available()
     (chip,) = chips
     host_slice = None if topology is None else HostSlice.of(chip, topology)
-    # What goes to standard output for a program to read is alone there.
+    # Standard output has nothing but the result if a program is to read it.
     aside = contextlib.redirect_stdout(sys.stderr) if json_file == "-" or chosen_format() != "table" else None
     with _started_as(script, script_arguments), workers.pool() as pool:  # workers import its neighbours as well
         recording = Recording(
@@ -126,7 +126,7 @@ def run(
 
         write_text(trace_file, json.dumps(calls_trace(result, title=script.name), allow_nan=False))
         note(f"trace {trace_file}", quiet=quiet)
-    rows = (program_record(result, program) for program in result.programs)  # whose numbers the sequence has
+    rows = (program_record(result, program) for program in result.programs)  # numbered in this order
     give(json_file, "run", rows, run_summary(result, code), lambda: show_script(result, chip))
     return code or (1 if result.failures or not result.fits else 0)
 

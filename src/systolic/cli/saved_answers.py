@@ -75,7 +75,7 @@ def read_answers(path: Path) -> list[SavedAnswer]:
             answers.append(answer)
         if document.get("command") == "explain":
             failed = mapping(document.get("summary") or {}, "summary").get("failed") or {}
-            reasons = structured(failed, dict[str, str])  # by chip, of those without a row
+            reasons = structured(failed, dict[str, str])  # by chip, for chips without a row
             answers += [SavedAnswer(function="", chip=chip, result=None, reason=why) for chip, why in reasons.items()]
     except WrongFileError:
         raise

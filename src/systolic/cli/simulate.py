@@ -55,7 +55,7 @@ class _Answer:
 @worker_options()
 @output_options
 def simulate(
-    asked: AskedFunction,
+    requested: AskedFunction,
     chips: tuple[Chip, ...],
     asked_slice: AskedSlice,
     against: str | None,
@@ -79,14 +79,14 @@ def simulate(
       systolic simulate step.py:mlp --chip v6e --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model"
     """
     check_target(json_file)
-    functions = [fn for fn in (asked.named(), asked.other(against)) if fn is not None]
+    functions = [fn for fn in (requested.named(), requested.other(against)) if fn is not None]
     names = [function.text for function in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     pairs = [(fn, chip) for chip in chips for fn in functions]
-    calls = [asked_slice.call(fn, asked.arguments, chip) for fn, chip in pairs]
+    calls = [asked_slice.call(fn, requested.arguments, chip) for fn, chip in pairs]
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
@@ -112,10 +112,10 @@ def simulate(
     if trace_file is not None:
         for answer in answers:
             run = answer.outcome.slice_run or answer.outcome.run
-            if answer.function == asked.text and run is not None:
+            if answer.function == requested.text and run is not None:
                 name = answer.chip.name if len(chips) > 1 else None
-                write_trace(run, trace_file, title=asked.text, chip=name, quiet=quiet)
-    give(json_file, "simulate", map(_record, answers), summary, lambda: _show(answers, summary, asked.arguments))
+                write_trace(run, trace_file, title=requested.text, chip=name, quiet=quiet)
+    give(json_file, "simulate", map(_record, answers), summary, lambda: _show(answers, summary, requested.arguments))
     return 1 if any(answer.outcome.run is None for answer in answers) else 0
 
 

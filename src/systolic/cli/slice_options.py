@@ -44,7 +44,7 @@ class AskedSlice:
 
         Raises:
           NamedFunctionError: a text that is not an argument.
-          SliceError: a sharding that is none of the mesh.
+          SliceError: a sharding does not fit the mesh.
         """
         mesh = None
         if self.topology is not None and self.mesh:

@@ -65,7 +65,7 @@ _SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of 
 @worker_options("one step", time_limit_s=TIME_LIMIT_S)
 @output_options
 def step(
-    asked: AskedFunction,
+    requested: AskedFunction,
     config: str | None,
     batch: int | None,
     seq: int | None,
@@ -103,14 +103,14 @@ def step(
     check_target(json_file)
     check_drawing_target(page)
     short_parameters = {"config": config, "batch": batch, "seq": seq, "remat": remat}
-    parameters = asked.parameters
+    parameters = requested.parameters
     parameters += tuple((name, short_parameters[name]) for name in _SHORT if short_parameters[name] is not None)
-    if (trials or grids) and asked.arguments:
+    if (trials or grids) and requested.arguments:
         raise click.UsageError("--try and --grid change parameters of a function that makes the step: leave --arg out")
     check_prices(prices, chips)
     variants = changes_of(trials, grids)
     changed = dict.fromkeys(name for changes in variants for name, _ in changes if name != MESH)
-    maker = named(asked.text, parameters, len(asked.arguments) or 1, list(changed))
+    maker = named(requested.text, parameters, len(requested.arguments) or 1, list(changed))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     slices = {chip.name: slice_for(asked_slice, chip) for chip in chips}
     for chip in chips:
@@ -119,11 +119,11 @@ def step(
     steps: list[AskedStep] = []
     for chip in chips:
         asked_slice = slices[chip.name]
-        if asked.arguments:
-            fn, args = asked_slice.call(maker, asked.arguments, chip)
+        if requested.arguments:
+            fn, args = asked_slice.call(maker, requested.arguments, chip)
             names = tuple(filter(None, parts.split(",")))
             source = Step(fn=fn, args=tuple(args), tokens=tokens, flops=flops, flops_causal=flops, parts=names)
-            steps.append(AskedStep(label=asked.text, chip=chip, topology=asked_slice.topology, source=source))
+            steps.append(AskedStep(label=requested.text, chip=chip, topology=asked_slice.topology, source=source))
             continue
         steps += [_made(maker, chip, asked_slice, changes) for changes in variants]
     spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_PAGE if page is not None else 0
@@ -152,21 +152,19 @@ def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, changes: Ch
     return AskedStep(label=label_of(changes) or maker.text, chip=chip, topology=topology, source=source)
 
 
-def _answers(asked: list[AskedStep], workers: Workers, spans: int, *, quiet: bool) -> list[StepAnswer]:
+def _answers(steps: list[AskedStep], workers: Workers, spans: int, *, quiet: bool) -> list[StepAnswer]:
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        bar.planned(len(asked))
+        bar.planned(len(steps))
         jobs = []
-        for step_asked in asked:
-            name = f"{step_asked.label} for {step_asked.chip.name}"
-            job = submit_step(
-                pool, step_asked.source, step_asked.chip, name=name, topology=step_asked.topology, spans=spans
-            )
+        for step in steps:
+            name = f"{step.label} for {step.chip.name}"
+            job = submit_step(pool, step.source, step.chip, name=name, topology=step.topology, spans=spans)
             job.add_done_callback(lambda _, name=name: bar.done(name))
             jobs.append(job)
         result = []
-        for step_asked, job in zip(asked, jobs, strict=True):
+        for step, job in zip(steps, jobs, strict=True):
             try:
-                result.append(StepAnswer(asked=step_asked, run=result_of(job, pool, bar), outcome=None))
+                result.append(StepAnswer(step=step, run=result_of(job, pool, bar), outcome=None))
             except Exception as error:  # noqa: BLE001 -- whatever the step raises is its outcome
-                result.append(StepAnswer(asked=step_asked, run=None, outcome=Outcome.failed(step_asked.label, error)))
+                result.append(StepAnswer(step=step, run=None, outcome=Outcome.failed(step.label, error)))
     return result

@@ -46,7 +46,7 @@ class GridType(TextType):
 
 
 def by_chip(value: str, example: str) -> dict[str, str]:
-    """Return the texts by the chips' names of CHIP=TEXT,CHIP=TEXT,…; raise `click.BadParameter` for other text."""
+    """Read CHIP=TEXT,CHIP=TEXT,… into texts by chip; raise `click.BadParameter` for other text."""
     pairs = [part.partition("=") for part in value.split(",")]
     if not all(chip.strip() and equals and text.strip() for chip, equals, text in pairs):
         raise click.BadParameter(f"{shown(value)} does not say what each chip has: write {example}")
@@ -108,24 +108,24 @@ def label_of(changes: Changes) -> str:
 
 
 def check_prices(prices: Mapping[str, Any], chips: Sequence[Chip]) -> None:
-    """Raise `click.UsageError` if a price names a chip that is not asked for."""
+    """Raise `click.UsageError` if a price names a chip that is not requested."""
     names = {name for chip in chips for name in (chip.name, chip.generation)}
     for name in prices:
         if name not in names:
-            asked = ",".join(chip.name for chip in chips)
-            raise click.UsageError(f"--price names {shown(name)}, which is not among --chip {asked}")
+            requested_chips = ",".join(chip.name for chip in chips)
+            raise click.UsageError(f"--price names {shown(name)}, which is not among --chip {requested_chips}")
 
 
-def slice_for(asked: AskedSlice, chip: Chip) -> AskedSlice:
+def slice_for(requested: AskedSlice, chip: Chip) -> AskedSlice:
     """Return the slice of one chip, whose topology may be given by the chip's name: "v6e=2x4,v5p=2x2x2".
 
     Raises:
       click.UsageError: no topology is given for this chip.
     """
-    if asked.topology is None or "=" not in asked.topology:
-        return asked
-    topologies = by_chip(asked.topology, "v6e=2x4,v5p=2x2x2")
+    if requested.topology is None or "=" not in requested.topology:
+        return requested
+    topologies = by_chip(requested.topology, "v6e=2x4,v5p=2x2x2")
     for name in (chip.name, chip.generation):
         if name in topologies:
-            return replace(asked, topology=topologies[name])
+            return replace(requested, topology=topologies[name])
     raise click.UsageError(f"--topology has no slice of {chip.name}: add {chip.name}=…; it has {', '.join(topologies)}")

@@ -45,7 +45,7 @@ class AskedStep:
 class StepAnswer:
     """The run of a step, or the reason why there is none."""
 
-    asked: AskedStep
+    step: AskedStep
     run: StepRun | None
     outcome: Outcome | None  # None: there is a run
 
@@ -53,10 +53,10 @@ class StepAnswer:
 def step_record(answer: StepAnswer, prices: Mapping[str, float]) -> dict[str, Any]:
     run, outcome = answer.run, answer.outcome
     row: dict[str, Any] = {
-        "step": answer.asked.label,
-        "chip": answer.asked.chip.name,
-        "topology": answer.asked.topology,
-        "flags": answer.asked.chip.compiler_flags,
+        "step": answer.step.label,
+        "chip": answer.step.chip.name,
+        "topology": answer.step.topology,
+        "flags": answer.step.chip.compiler_flags,
     }
     if run is None:
         assert outcome is not None
@@ -83,10 +83,10 @@ def step_record(answer: StepAnswer, prices: Mapping[str, float]) -> dict[str, An
 
 
 def write_traces(answers: Sequence[StepAnswer], path: Path, *, several: bool, quiet: bool) -> None:
-    for chip, answer in {answer.asked.chip.name: answer for answer in reversed(answers)}.items():
+    for chip, answer in {answer.step.chip.name: answer for answer in reversed(answers)}.items():
         if answer.run is not None:
             run, name = answer.run.slice_run or answer.run.run, chip if several else None
-            write_trace(run, path, title=answer.asked.label, chip=name, quiet=quiet)
+            write_trace(run, path, title=answer.step.label, chip=name, quiet=quiet)
 
 
 def write_pages(answers: Sequence[StepAnswer], path: Path, *, several: bool, quiet: bool) -> None:
@@ -95,8 +95,8 @@ def write_pages(answers: Sequence[StepAnswer], path: Path, *, several: bool, qui
     by_chip: dict[str, list[Prediction]] = {}
     for answer in answers:
         reason = "" if answer.outcome is None else f"{answer.outcome.status}: {answer.outcome.details}"
-        prediction = Prediction(label=answer.asked.label, run=answer.run, reason=reason)
-        by_chip.setdefault(answer.asked.chip.name, []).append(prediction)
+        prediction = Prediction(label=answer.step.label, run=answer.run, reason=reason)
+        by_chip.setdefault(answer.step.chip.name, []).append(prediction)
     for chip, (first, *trials) in by_chip.items():
         if first.run is not None:
             target = path.with_stem(f"{path.stem}_{chip}") if several else path
@@ -107,33 +107,33 @@ def write_pages(answers: Sequence[StepAnswer], path: Path, *, several: bool, qui
 def show_steps(answers: Sequence[StepAnswer], prices: Mapping[str, float]) -> None:
     """Print each chip's first step in full, its other steps in a line each, and all side by side."""
     out = console()
-    chips = list(dict.fromkeys(answer.asked.chip.name for answer in answers))
-    heading(out, chips, SIMULATED, flags=answers[0].asked.chip.given_flags)
+    chips = list(dict.fromkeys(answer.step.chip.name for answer in answers))
+    heading(out, chips, SIMULATED, flags=answers[0].step.chip.given_flags)
     for chip in chips:
-        base, *others = (answer for answer in answers if answer.asked.chip.name == chip)
+        base, *others = (answer for answer in answers if answer.step.chip.name == chip)
         out.print("")
         if base.run is None:
             _show_failure(out, base)
         else:
-            _show_verdict(out, base.asked.label, base.run)
+            _show_verdict(out, base.step.label, base.run)
             _show_tables(out, base.run)
         for answer in others:
             out.print("")
             if answer.run is None:
                 _show_failure(out, answer)
             else:
-                _show_verdict(out, answer.asked.label, answer.run, base.run)
+                _show_verdict(out, answer.step.label, answer.run, base.run)
     if len(answers) > 1 or prices:
         title = "all steps, the cheapest first" if prices else "all steps, the fastest first"
         show_section(out, title, comparison_table([_compared(answer, prices) for answer in answers]))
 
 
 def _compared(answer: StepAnswer, prices: Mapping[str, float]) -> ComparedStep:
-    chip, run = answer.asked.chip, answer.run
+    chip, run = answer.step.chip, answer.run
     error = answer.outcome and answer.outcome.error
     return ComparedStep(
-        where=f"{chip.name} {answer.asked.topology or ''}".strip(),
-        label=answer.asked.label,
+        where=f"{chip.name} {answer.step.topology or ''}".strip(),
+        label=answer.step.label,
         chips=max(1, run.devices // chip.devices_per_chip) if run is not None else 1,
         run=run,
         reason="" if answer.outcome is None else str(answer.outcome.status),
@@ -144,7 +144,7 @@ def _compared(answer: StepAnswer, prices: Mapping[str, float]) -> ComparedStep:
 
 def _show_failure(out: Console, answer: StepAnswer) -> None:
     assert answer.outcome is not None
-    title = f"{answer.asked.chip.name} {answer.asked.label}: {answer.outcome.status}: {answer.outcome.details}"
+    title = f"{answer.step.chip.name} {answer.step.label}: {answer.outcome.status}: {answer.outcome.details}"
     out.print(title, markup=False, soft_wrap=True)
 
 

@@ -47,7 +47,7 @@ def profile(
       systolic table profile --chip v6e --again --out src/systolic/cost/profiles
     """
     for chip in chips:
-        chip.peak_ops_per_s(dtype)  # refuses what it does not multiply
+        chip.peak_ops_per_s(dtype)  # raises an error for a dtype that the chip does not multiply
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     make_folder(folder, folder)

@@ -47,7 +47,7 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
     store = TrialStore.at(store_file)
     names = {chip.name for chip in chips}
     rows = [(subject, trials) for subject, trials in store.records() if subject.chip in names]
-    records = (_record(subject, trials, whole=False) for subject, trials in rows)
+    records = (_record(subject, trials, all_trials=False) for subject, trials in rows)
 
     def tables() -> None:
         if not rows:
@@ -68,7 +68,7 @@ def export(target: str, store_file: Path | None, quiet: bool) -> int:
     """Write every trial of the store to FILE as JSON; - is standard output."""
     check_target(target)
     store = TrialStore.at(store_file)
-    records = [_record(subject, trials, whole=True) for subject, trials in store.records()]
+    records = [_record(subject, trials, all_trials=True) for subject, trials in store.records()]
     write_json(target, "table export", records, {"products": len(records), "schema": EXPORT_SCHEMA})
     note(f"{len(records)} products of {store.file}", quiet=quiet)
     return 0
@@ -101,7 +101,7 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
     rows = []
     for subject in sorted({*old, *new}, key=lambda subject: (subject.chip, subject.as_json())):
         first, second = old.get(subject), new.get(subject)
-        if _said(first) != _said(second):
+        if _compared_fields(first) != _compared_fields(second):
             rows.append((subject, first, second))
     same = len({*old, *new}) - len(rows)
     records = ({**_key(subject), "before": _kept(first), "after": _kept(second)} for subject, first, second in rows)
@@ -122,7 +122,7 @@ def _winner(trials: list[Trial]) -> Trial | None:
     )
 
 
-def _said(winner: Trial | None) -> tuple[Any, ...] | None:
+def _compared_fields(winner: Trial | None) -> tuple[Any, ...] | None:
     """Return the fields by which two winners are compared; the compiler's time is not one of them."""
     return None if winner is None else (winner.tried, winner.time_us)
 
@@ -145,7 +145,7 @@ _SUBJECT: tuple[Column[Subject], ...] = (
     textual("dtype", lambda row: kept_as(row.spec).words(row.spec)[1]),
     textual("fused", lambda row: kept_as(row.spec).words(row.spec)[2] or None),
 )
-# A product with all that was tried for it.
+# A product with all its trials.
 _Tried = tuple[Subject, list[Trial]]
 _WINNERS: tuple[Column[_Tried], ...] = (
     *(of_part(column, lambda row: row[0]) for column in _SUBJECT),
@@ -174,8 +174,8 @@ def _kept(trial: Trial | None) -> dict[str, Any] | None:
     return None if trial is None else dataclasses.asdict(trial)
 
 
-def _record(subject: Subject, trials: list[Trial], *, whole: bool) -> dict[str, Any]:
-    shown = {"trials": [_kept(trial) for trial in trials]} if whole else {"winner": _kept(_winner(trials))}
+def _record(subject: Subject, trials: list[Trial], *, all_trials: bool) -> dict[str, Any]:
+    shown = {"trials": [_kept(trial) for trial in trials]} if all_trials else {"winner": _kept(_winner(trials))}
     return {**_key(subject), **shown}
 
 

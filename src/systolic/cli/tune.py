@@ -98,7 +98,7 @@ from systolic.tuning import tune as searched
     0,
     "Number of best configurations to run on the attached TPU, timed by its clock.",
     parameter="measured",
-    least=0,
+    smallest=0,
 )
 @xla_default_flags_option
 @click.option("--plot", "plot_file", type=WRITTEN_FILE, help="Draw all trials of the last product as a PNG.")

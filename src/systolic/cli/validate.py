@@ -53,6 +53,7 @@ from systolic.validation.published import COLLECTIVE
 )
 @click.option(
     "--kept",
+    "only_kept",
     is_flag=True,
     help="Only rows that are in the file of --resume; they are simulated again if constants or the simulator changed.",
 )
@@ -88,7 +89,7 @@ def validate(
     sample: int | None,
     seed: int,
     resume_file: Path | None,
-    kept: bool,
+    only_kept: bool,
     xla_flags: tuple[tuple[str, str], ...],
     dispatch_us: float,
     constants_file: Path | None,
@@ -127,10 +128,13 @@ def validate(
     check_drawing_target(page_file)
     for file in (intervals_file, kinds_file, resume_file):
         check_target(file)
-    if kept and resume_file is None:
+    if only_kept and resume_file is None:
         raise click.UsageError("--kept needs --resume FILE, whose rows it compares again")
     selection = Selection(
-        kinds=tuple(filter(None, kinds.split(","))), sample=sample, seed=seed, kept_in=resume_file if kept else None
+        kinds=tuple(filter(None, kinds.split(","))),
+        sample=sample,
+        seed=seed,
+        kept_in=resume_file if only_kept else None,
     )
     published = rows_of(csv_files, chips, dict(xla_flags), selection)
     constants = None if constants_file is None else load_constants(constants_file)
@@ -139,13 +143,13 @@ def validate(
         changed = known_chip(constants.chip)
         if changed is None or (chips and changed.name not in {chip.name for chip in chips}):
             raise click.UsageError(
-                f"{constants_file} holds constants of {constants.chip}, of which no row is asked for"
+                f"{constants_file} holds constants of {constants.chip}, and no row of this chip is selected"
             )
         in_use[changed.name] = with_constants(changed, constants)
     check_available()
     results = None if resume_file is None else KeptResults(resume_file, versions())
     programs = programs_of(published)
-    if kept and results is not None:
+    if only_kept and results is not None:
         pairs = [(row, program) for row, program in zip(published, programs, strict=True) if program in results]
         published, programs = [row for row, _ in pairs], [program for _, program in pairs]
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:

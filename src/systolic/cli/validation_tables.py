@@ -94,7 +94,7 @@ def show_comparison(
         (name, sizes, part)
         for name, chip_statistics in statistics.items()
         for sizes, part in (
-            ("all", chip_statistics.every),
+            ("all", chip_statistics.all_rows),
             ("from 2048", chip_statistics.from_2048),
             ("from 2048, not in view", chip_statistics.from_2048_not_in_view),
         )

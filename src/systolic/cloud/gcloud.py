@@ -40,9 +40,9 @@ class Address:
         return tuple(f"{flag}={value}" for flag, value in pairs if value)
 
 
-def line(verb: str, where: Address, *more: str) -> Line:
+def line(verb: str, where: Address, *arguments: str) -> Line:
     """Return the command line of a verb for one machine."""
-    return (*_TPU_VM, verb, where.name, *where.flags, *more)
+    return (*_TPU_VM, verb, where.name, *where.flags, *arguments)
 
 
 def scp(where: Address, source: str, target: str) -> Line:

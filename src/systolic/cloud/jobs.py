@@ -21,7 +21,7 @@ _FAILED_ENDS = {
     BUSY: (BusyError, "another command of systolic still runs there: wait, or end it by systolic tpu ssh"),
     NOT_INSTALLED: (MachineError, "systolic could not be installed there, for the reason above"),
 }
-# Two minutes of silence end a connection that broke without a word.
+# Two minutes of silence end a connection that broke without an error.
 _ALIVE = ("--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4")
 _MAX_BYTES = 8 * 2**30  # of results
 

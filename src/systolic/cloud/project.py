@@ -17,7 +17,7 @@ import systolic
 from systolic.cloud.errors import TpuCallError
 from systolic.support.printable import printable
 
-# Exit codes of the script, besides 0: the command has ended, and its results are packed.
+# Exit codes of the script other than 0, which is: the command has ended, and its results are packed.
 BUSY, NOT_INSTALLED = 76, 77
 
 # The command holds the lock, however the connection ends. Results are the files that are newer than `began`.

@@ -10,7 +10,7 @@ from typing import Any
 def assigned_devices(lowered: Any) -> list[Any]:
     """Return the devices that a lowered function is for, in the order of its partitions.
 
-    In public only what is compiled says so, and a program that was compiled before is not compiled again.
+    JAX's public API states them only for a compiled program, and a program from a cache is not compiled again.
     """
     return list(lowered._lowering._device_list)
 
@@ -55,7 +55,7 @@ def all_gather_alike(array: Any, axis_name: str) -> Any:
 def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]) -> Any:
     """Return a `jax.ShapeDtypeStruct` that varies over the mesh axes of the inputs.
 
-    Under `shard_map` a kernel has to say so of its outputs.
+    Under `shard_map` a kernel has to declare these axes of its outputs.
     """
     import jax
 

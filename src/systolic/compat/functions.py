@@ -26,7 +26,8 @@ def key_implementation(dtype: Any) -> str:
 def donated_arguments(fn: Any) -> tuple[int, ...]:
     """Return the numbers of the donated positional arguments of a function of `jax.jit`; () for other functions.
 
-    Only tracing says so in public, and an object of `jax.jit` that was sent to another process cannot be traced.
+    The public API returns them only by tracing, and an object of `jax.jit` that was sent to another process cannot be
+    traced.
     """
     return tuple(getattr(getattr(fn, "_jit_info", None), "donate_argnums", ()))
 
@@ -43,7 +44,7 @@ def static_arguments(fn: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 def jit_shardings(fn: Any) -> tuple[Any, Any]:
     """Return the shardings of arguments and of results that were given to `jax.jit`; None if there are none.
 
-    Only tracing says so in public, as of what it gives away.
+    The public API returns them, like the donated arguments, only by tracing.
     """
     info = getattr(fn, "_jit_info", None)
     if info is None:
@@ -61,8 +62,8 @@ def jit_shardings(fn: Any) -> tuple[Any, Any]:
 def intercepted(handle: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Iterator[None]:
     """Pass every operation that this thread traces or runs in the block to `handle`, which does it instead.
 
-    Functions that JAX transforms in the block come as what they are transformed to: a gradient as its products. Those
-    of `custom_jvp`, `custom_vjp` and `shard_map` are followed into. Public JAX has no such hook for a block.
+    Functions that JAX transforms in the block arrive in their transformed form: a gradient as its products. Functions
+      inside `custom_jvp`, `custom_vjp` and `shard_map` are followed. Public JAX has no such hook for a block.
 
     Args:
       handle: is given a primitive, its arguments and its parameters, and returns what binding them would return.

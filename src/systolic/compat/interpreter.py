@@ -39,7 +39,7 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
     calls: Any = interpret_pallas_call
     before = calls.callback
 
-    @runs_user_code  # what JAX cannot interpret it says so in here, of the user's kernel
+    @runs_user_code  # JAX raises here for parts of the user's kernel that it cannot interpret
     def io_callback(function: Any, *rest: Any, **kw: Any) -> Any:
         name = getattr(getattr(function, "func", function), "__name__", "")
         source = getattr(function, "keywords", {}).get("source_info")
@@ -99,8 +99,8 @@ def is_pipeline_write_back(source: Any) -> bool:
 def copies_between_devices_in_order() -> Iterator[None]:
     """Let copies from one device to a semaphore of another end in the order in which they were begun.
 
-    Interpret mode ends them the other way round, as it does on one device, where many engines copy at once. Those
-    between two devices go through the same links behind each other; JAX' own `all_gather` counts on it.
+    Interpret mode ends them in reverse order, also on one device, where many engines copy at once. Copies between two
+    devices go through the same links one after another, and JAX's own `all_gather` relies on that.
     """
     from jax._src.pallas.mosaic.interpret import shared_memory
 
@@ -140,7 +140,7 @@ def swap_past_the_end(error: Exception) -> str:
 
 @contextmanager
 def interpreter_reports() -> Iterator[StringIO]:
-    """Collect what TPU interpret mode says of races and semaphores in all threads: jax 0.12 logs some of it."""
+    """Collect TPU interpret mode's reports of races and semaphores in all threads: jax 0.12 logs some of it."""
     text = StringIO()
     handler = logging.StreamHandler(text)
     handler.addFilter(lambda record: "RACE DETECTED" in record.getMessage())

@@ -32,9 +32,9 @@ class RunConditions(Protocol):
 def conditions_of_runs(current: Callable[[], RunConditions], left_over: Callable[..., Any]) -> Iterator[None]:
     """Let `current` tell the conditions of each run, while a function is traced and while it runs.
 
-    It also makes the interpreter as unkind as a TPU: a window that an output's block was written back from holds
-    anything afterwards, as the next block has another window. `left_over` makes the content of memory that was never
-    written; see `checking.unkind`.
+    It also makes the interpreter as strict as a TPU: after an output's block was written back, its window holds
+    anything, as the next block has another window. `left_over` makes the content of memory that was never written; see
+    `checking.unkind`.
     """
     from unittest.mock import patch
 
@@ -62,7 +62,7 @@ def conditions_of_runs(current: Callable[[], RunConditions], left_over: Callable
         token: Any, device: Any, core: Any, memory: Any, buffer: Any, transforms: Any, *rest: Any, **kw: Any
     ) -> Any:
         content = get(token, device, core, memory, buffer, transforms, *rest, **kw)
-        # Only as a block is written back a window is read whole, from outside of the kernel.
+        # A window is read whole from outside of the kernel only when its block is written back.
         if not rest and not kw and not transforms and int(memory) != hbm:
             value = content[1]
             spoiled = left_over(value.shape, value.dtype, current().memory)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Primitives that call the one function among their parameters once, with all of their operands: as it is,
+# Primitives that call the one function among their parameters once, with all of their operands: unchanged,
 PLAIN_CALLS = frozenset(("closed_call", "jit", "remat2", "xla_metadata_call"))
-# or but for a transformation or a platform, for which somebody has defined something else.
+# or replaced by another definition under a transformation or on a platform.
 CALLS = PLAIN_CALLS | frozenset(
     ("composite", "custom_jvp_call", "custom_jvp_call_jaxpr", "custom_vjp_call", "custom_vmap_call", "kernel_or_xla")
 )

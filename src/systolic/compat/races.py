@@ -25,7 +25,7 @@ def races_found() -> bool:
 def clocks_of_copies(count: int) -> Iterator[None]:
     """Give the race detector `count` clocks for copies, which they take in turn, so that each run finds the same races.
 
-    JAX has one for each core of the kernel, and draws one for each copy.
+    JAX has one clock for each core of a kernel, and draws one of them for each copy.
     """
     from jax._src.pallas.mosaic.interpret import params, shared_memory
 
@@ -48,7 +48,7 @@ def clocks_of_copies(count: int) -> Iterator[None]:
 def accesses_compared_at_once() -> Iterator[None]:
     """Compare an access with all earlier ones of its buffer at once: one by one takes most of the time of long kernels.
 
-    Where one of them is in no order with it, JAX's own comparison follows, which reports the race.
+    If one of them has no order with it, JAX's own comparison follows, which reports the race.
     """
     from jax._src import source_info_util
     from jax._src.pallas.mosaic.interpret.race_detection_state import RaceDetectionState
@@ -65,9 +65,9 @@ def accesses_compared_at_once() -> Iterator[None]:
                 ordered = all(times[other, buffer].are_ordered(time) for other in others)
                 times[kind, buffer].append(time)
                 if ordered:
-                    *core, _, _, place = access
+                    *accessor, _, _, place = access
                     frame = line(source_info) if source_info is not None else "pallas_call"
-                    getattr(self, kind)[buffer].append((*core, clock, place, frame))
+                    getattr(self, kind)[buffer].append((*accessor, clock, place, frame))
             if not ordered:
                 one_by_one(self, *access, source_info=source_info)
 

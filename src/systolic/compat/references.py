@@ -60,7 +60,7 @@ def all_references() -> Iterator[None]:
     before = {name: getattr(calls, name) for name in ("get", "store", "swap")}
     for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
         function: Any = made(before[name])
-        function.__wrapped__ = made(before[name].__wrapped__)  # which copies of the kernel's own call
+        function.__wrapped__ = made(before[name].__wrapped__)  # copies of the kernel's own call use it
         setattr(calls, name, function)
     try:
         yield
@@ -143,7 +143,7 @@ def _masked(
     outside = mask.copy()
     outside[inside] = False
     if outside.any():
-        return swap(*place, transforms, value, None, **kw)  # which says how far it is out of bounds
+        return swap(*place, transforms, value, None, **kw)  # its error says how far the store is out of bounds
     if not mask[inside].size:
         return place[0], value
     indexer = slicing(region, shape)

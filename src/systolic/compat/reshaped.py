@@ -20,7 +20,7 @@ def slicing(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]
     """Make the transform that slices a reference of that shape: an index, or start, size and stride, a dimension."""
     from jax._src.state import indexing as jax_indexing
 
-    indexing: Any = jax_indexing  # which exports none of its names
+    indexing: Any = jax_indexing  # the module exports none of its names
 
     indices = tuple(index if isinstance(index, int) else indexing.Slice(*index) for index in region)
     return indexing.NDIndexer(indices=indices, shape=shape, int_indexer_shape=())
@@ -94,7 +94,7 @@ def _elements(shape: tuple[int, ...], transforms: Sequence[Any], dtype: Any) -> 
             elements = elements[_indices(transform)]
         elif hasattr(transform, "dtype"):
             itemsize = np.dtype(transform.dtype).itemsize
-            if itemsize > bits:  # rows that lie behind each other share an element
+            if itemsize > bits:  # consecutive rows share an element
                 ratio = itemsize // bits
                 rows = elements.reshape(*elements.shape[:-3], elements.shape[-3] // ratio, ratio, *elements.shape[-2:])
                 elements = np.moveaxis(rows, -3, -2).reshape(*rows.shape[:-3], rows.shape[-2], -1)
@@ -153,7 +153,7 @@ def _seen(held: np.ndarray, transforms: Sequence[Any]) -> np.ndarray:
 
 
 def _bitcast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Take the bits for another type: rows that lie behind each other share an element, the first in its low bits."""
+    """Take the bits for another type: consecutive rows share an element, the first in its low bits."""
     if dtype.itemsize == array.dtype.itemsize:
         return array.view(dtype)
     if dtype.itemsize > array.dtype.itemsize:

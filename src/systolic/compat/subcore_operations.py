@@ -106,7 +106,7 @@ def _scatter(equation: Any, inputs: Sequence[Any]) -> Any:
     outside = _outside(indices, before.shape)
     if mask is not None:
         outside &= mask
-        first = jnp.where(mask, first, before.shape[0])  # which is dropped
+        first = jnp.where(mask, first, before.shape[0])  # that store is dropped
     at = before.at[(first, *others)]
     after = at.add(value, mode="drop") if equation.params["add"] else at.set(value, mode="drop")
     target[...] = jnp.where(outside.any(), _unknown(after.dtype), after)
@@ -210,7 +210,7 @@ def _sort(equation: Any, inputs: Sequence[Any]) -> Any:
     keys, _, *masks = inputs
     order = jnp.argsort(keys, descending=equation.params["descending"])
     if masks:
-        order = order[jnp.argsort(~masks[0][order])]  # which keeps the order of equal ones
+        order = order[jnp.argsort(~masks[0][order])]  # a stable sort
     return [operand[order] for operand in inputs]
 
 

@@ -3,7 +3,7 @@
 Such a kernel is traced again, with operations that the interpreter lacks in terms of others (`subcore_operations.py`).
 Every subcore is a core of the interpreter then, with a thread and memory of its own, so that its race detector sees
 copies of two subcores to one place. What subcores share (their barrier, `VMEM_SHARED`, additions to each other's
-memory) is not there: such kernels raise NotImplementedError.
+memory) is not modelled: such kernels raise NotImplementedError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def interpreted_subcores() -> Iterator[list[Any]]:
             _refuse_shared(jaxpr)
             with extend_axis_env_nd(mesh.shape.items()):
                 jaxpr = _retraced(jaxpr)
-            # Which subcore one is the interpreter takes from the grid, where it is told of no mesh.
+            # Without a mesh, the interpreter takes the number of the subcore from the grid.
             grid = tuple(mesh.shape.values())
             params = compiler_params or mosaic.CompilerParams()
             compiler_params = dataclasses.replace(params, dimension_semantics=("parallel",) * len(grid))
@@ -68,7 +68,7 @@ def _operation(equation: Any) -> Any:
     """Return the function that builds an equation from those that the interpreter knows; None if it knows this one."""
     from jax._src.pallas.mosaic import sc_primitives
 
-    from systolic.compat.subcore_operations import operations  # which imports JAX
+    from systolic.compat.subcore_operations import operations  # it imports JAX
 
     if equation.primitive is sc_primitives.parallel_loop_p:
         return _parallel_loop

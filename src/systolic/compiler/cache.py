@@ -1,4 +1,4 @@
-"""Compiled programs and refusals on disk, so that nothing is compiled twice. A damaged cache is a slow one, no more."""
+"""Compiled programs and refusals on disk, so that nothing is compiled twice. A damaged cache only costs time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from systolic.compiler.program import CompiledProgram
 CACHE_FOLDER_VARIABLE = "SYSTOLIC_CACHE_DIR"
 CACHE_SIZE_LIMIT_BYTES = 4 * 2**30
 
-_FRESH_NS = 3600 * 10**9  # whoever was used within the hour keeps its place; so most reads write nothing
+_FRESH_NS = 3600 * 10**9  # an entry that was used within the hour keeps its time of use, so most reads write nothing
 
 
 class CacheWarning(UserWarning):
@@ -61,7 +61,7 @@ class ProgramCache:
                 now = _now_ns()
                 fresh = isinstance(row[1], int) and now - _FRESH_NS < row[1] <= now
                 if file.writable and not fresh:
-                    with suppress(sqlite3.OperationalError):  # busy or full: only the order of leaving suffers
+                    with suppress(sqlite3.OperationalError):  # busy or full: only the order of removal suffers
                         connection.execute("UPDATE programs SET used = ? WHERE key = ?", (now, key))
         return outcome
 
@@ -136,7 +136,7 @@ class ProgramCache:
 
 
 def _now_ns() -> int:
-    """Return the clock's time, which SQLite holds in 63 bits: after the year 2262 it stands still."""
+    """Return the clock's time, which SQLite holds in 63 bits: after the year 2262 it no longer changes."""
     return min(time.time_ns(), 2**63 - 1)
 
 

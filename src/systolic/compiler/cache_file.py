@@ -34,7 +34,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 _BUSY_S = 10.0  # to wait for another process
 _STEPS, _CALLS = 10_000, 2_000  # of SQLite's virtual machine: a hundred times what a full cache takes
-# Of what SQLite reports, that which the file's content has nothing to do with.
+# SQLite's errors that have nothing to do with the file's content.
 _CIRCUMSTANCES = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,
@@ -93,11 +93,11 @@ class CacheFile:
         """Only this user, or root, may be able to write to the folder and its files, and no name may lead elsewhere.
 
         Raises:
-            UntrustedError: that is not so.
+            UntrustedError: somebody else may write to one of them, or a name leads elsewhere.
         """
         try:
             status = self.folder.stat()
-        except (FileNotFoundError, ValueError):  # ValueError: no name of a file, which making it will say
+        except (FileNotFoundError, ValueError):  # ValueError: not a name of a file, as creating it will report
             return
         _check_owner(self.folder, status)
         for name in (FILE_NAME + ending for ending in _BESIDE):
@@ -149,7 +149,7 @@ class CacheFile:
             raise sqlite3.DatabaseError("its head is another")
         # Such a file is never left here. In one, SQLite would find the name of another file to remove.
         if self.path.with_name(f"{FILE_NAME}-journal").exists():
-            raise sqlite3.DatabaseError("there is a journal of another kind beside it")
+            raise sqlite3.DatabaseError("there is a journal of another kind next to it")
         # Where nothing can be written there is no place for what readers of a WAL share; but then nothing changes.
         mode = "mode=rw" if self.writable else "immutable=1"
         uri = f"{self.path.absolute().as_uri()}?{mode}"

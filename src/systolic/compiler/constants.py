@@ -1,4 +1,4 @@
-"""Constants of a compiled program, as they lie in HBM beside its code: cut out of the program's binary.
+"""Constants of a compiled program, as they lie in HBM next to its code: cut out of the program's binary.
 
 No listing shows what XLA's collectives and permutations look up there. The binary holds an image of all that the
 runtime loads into HBM, as a protocol buffer message: field 2 lists the segments, each with its kind (1: code,
@@ -20,7 +20,7 @@ _RIEGELI = bytes.fromhex("83af70d10d884a3f") + bytes(8) + (64).to_bytes(8, "litt
 _BLOCK_BYTES = 1 << 16
 _HEADER_BYTES = 24
 
-# What is larger is somebody's weights; the constants by which devices find each other take a few KiB.
+# Larger segments are weights; the constants by which devices find each other take a few KiB.
 _MAX_CONSTANT_BYTES = 1 << 24
 
 

@@ -29,5 +29,5 @@ def part_of(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
 
 
 def whole_of(part: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
-    """Return the value of which a device has a part."""
+    """Return the whole value, from the part that a device has."""
     return _Cut(part, place, spec) if any(spec) else part

@@ -23,8 +23,8 @@ _NONE: _Arguments = frozenset()
 class Decision:
     """A place in a function where values decide what is executed, or how often."""
 
-    effect: str  # what they decide: "how often the while loop runs"
-    arguments: frozenset[int]  # that the values depend on, by number among the flat arguments
+    effect: str  # the effect of the values: "how often the while loop runs"
+    arguments: frozenset[int]  # arguments that the values depend on, by number among the flat arguments
     kernel: bool  # a Pallas kernel decides by operands, which `typical` may name
     where: str  # "file.py:12 in name", or ""
 

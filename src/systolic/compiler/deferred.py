@@ -1,4 +1,4 @@
-"""Values that are worked out when somebody asks for them, or are missing."""
+"""Values that are computed when they are first needed, or are missing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Missing:
 
 
 class Deferred:
-    """A value that is computed when it is asked for, once.
+    """A value that is computed once, when it is first needed.
 
     Args:
         compute: may ask for the values in `needs`, and for no others.
-        local: whether it may be another value on another device; it is so too where one of `needs` is.
+        local: True if the value may differ between devices; a value that needs a local one is local, too.
     """
 
     __slots__ = ("_compute", "_needs", "_value", "local")

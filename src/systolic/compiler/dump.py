@@ -21,13 +21,13 @@ _LISTING_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_bundles\.txt")
 _STAMP = re.compile(r"\d+")
 _UTILIZATION_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_hlo-static-per-bundle-utilization\.txt")
 _VMEM_FILE = re.compile(rf"\d+-{TOP_LEVEL}-\d+-vmem_report\.html")
-# The report is a page that draws what stands in it as JSON.
+# The report is a web page that draws the JSON that is in it.
 _VMEM_DATA = re.compile(r"\bconst DATA ?= ?(?=\{)")
 _HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
 _SPARSE_FILE = re.compile(r"(?P<name>.+)_(?P<stamp>\d+)_bundles\.txt")
 # Where SparseCores' programs go. libtpu does not make the folder.
 _SPARSE_FOLDER = "sparse"
-# Set-up before the first SparseCore program, and cleaning behind the last, have one name.
+# The set-up before the first SparseCore program and the clean-up after the last one have the same name.
 _SPARSE_START = "sc-start."
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
 _CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")
@@ -60,7 +60,7 @@ class Dump:
     listings: dict[str, str]  # the final instruction listing of every part, by name
     utilization: dict[str, str]  # for each of them, how many instructions every bundle issues on which unit
     top_level_hlo: str  # the scheduled HLO
-    vmem_report: str  # what is in VMEM, operation by operation, as JSON; "" if the compiler left none
+    vmem_report: str  # the contents of VMEM, operation by operation, as JSON; "" if the compiler left none
     # The final listing of every program of the SparseCores, by name, in the order in which they were compiled.
     sparse_listings: dict[str, str]
 

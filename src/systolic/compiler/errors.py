@@ -59,7 +59,8 @@ class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thi
     Attributes:
         message: the compiler's text, verbatim.
         summary: one line of it.
-        kind: "vmem" (does not fit VMEM), "unsupported" (an operation or type this chip or compiler has not), "other".
+        kind: "vmem" (does not fit VMEM), "unsupported" (an operation or type that this chip or compiler lacks),
+            "other".
         requested_bytes: memory asked for, where the text says so. The text is rounded to two decimals of a unit.
         available_bytes: memory there is, where the text says so.
         where: "file.py:12 in name", the line of the user's source that was refused, where the compiler says so.
@@ -95,7 +96,7 @@ class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thi
 
 
 class CompilerFlagError(WrongCallError, CompilerError):
-    """The compiler does not know a flag that a program is to be compiled with, or its value; it says so itself."""
+    """The compiler does not know a flag that a program is to be compiled with, or its value, by its own message."""
 
     @classmethod
     def raise_if_about(cls, message: str, flags: Mapping[str, str]) -> None:

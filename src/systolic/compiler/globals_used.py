@@ -18,7 +18,7 @@ from typing import Any
 
 from systolic.support.bugs import is_users_file
 
-_MAX_OBJECTS = 20_000  # that are looked at
+_MAX_OBJECTS = 20_000  # the limit of visited objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Place:
 class GlobalsUsed:
     """A walk from functions to the globals that they read."""
 
-    values: dict[Place, Any] = field(default_factory=dict)  # what stands at each place
+    values: dict[Place, Any] = field(default_factory=dict)  # the value at each place
     _seen: dict[int, Any] = field(default_factory=dict)  # holds the objects, so that no id is used again
     _waiting: list[Any] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
-"""Values of a traced function that every round of a loop computes alike are kept once, for all rounds.
+"""Keep one copy of the values of a traced function that are the same in every round of a loop.
 
-Each layer of a model may call a kernel with arrays that it computes anew from constants: on 64 devices these would be
-gigabytes.
+Each layer of a model may call a kernel with arrays that it computes from constants: one copy a layer and device would
+take gigabytes on 64 devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Invariants:
     """Values that do not depend on the round.
 
     Args:
-        arguments: those of the function.
+        arguments: the function's arguments.
     """
 
     def __init__(self, arguments: Iterable[Deferred]) -> None:
@@ -23,7 +23,8 @@ class Invariants:
         self._made: dict[tuple[Hashable, ...], list[Deferred]] = {}
 
     def once(self, place: Hashable, inputs: Sequence[Deferred], make: Callable[[], list[Deferred]]) -> list[Deferred]:
-        """Return what a place of the function makes of its inputs: the same again if they are invariant.
+        """Return the values that a place of the function computes from its inputs: the same objects if they are
+        invariant.
 
         Args:
             place: the id of an equation, or of another part of the function, which outlives this.

@@ -15,16 +15,16 @@ class JitOptions:
     """Options of a `jax.jit`, which the function forgets on its way to a worker."""
 
     donated: tuple[int, ...] = ()  # numbers of the arguments that it gives away, whose memory its results then take
-    in_shardings: Any = None  # of the arguments, as `jax.jit` takes them; None: it says none
+    in_shardings: Any = None  # of the arguments, as `jax.jit` takes them; None: not given
     out_shardings: Any = None  # of the results
-    mesh: Any = None  # that is set while the function is traced, as by `jax.set_mesh`; None: none
+    mesh: Any = None  # set while the function is traced, as by `jax.set_mesh`; None: no mesh
     # Whether arguments and results on one device lie in memory in the order of their dimensions, as `jax.device_put`
     # stores them with a `Layout`; else in the order that the compiler prefers.
     is_row_major: bool = False
 
     @property
     def shardings(self) -> dict[str, Any]:
-        """The shardings that it says, as keyword arguments of `jax.jit`."""
+        """The given shardings, as keyword arguments of `jax.jit`."""
         named = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -35,7 +35,7 @@ class FunctionWithOptions:
 
     fn: Callable[..., Any]
     options: JitOptions
-    name: str  # which a `jax.jit` forgets on its way as well
+    name: str  # a `jax.jit` loses this on its way, too
 
     @property
     def __name__(self) -> str:  # type: ignore[override]

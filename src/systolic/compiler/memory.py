@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# A large compilation takes 1 to 2 GiB. Workers get that much even where it is not free: what is taken from others then
-# is the kernel's to decide.
+# A large compilation takes 1 to 2 GiB. Workers get that much even where it is not free: the operating system then
+# decides which process loses memory.
 _MIN_FREE_BYTES = 2 * 2**30
 _SHARE = 0.9  # the rest is the parent's
 
@@ -15,7 +15,7 @@ _SHARE = 0.9  # the rest is the parent's
 def bearable_bytes(workers: int, root: Path = Path("/")) -> int | None:
     """Return the memory that each of `workers` processes may use, at least 2 GiB, so that all of them fit.
 
-    None where the file system at `root` does not tell what is free.
+    None if the file system at `root` does not state the free memory.
     """
     free = [*_free_on_machine(root), *_free_in_groups(root)]
     return max(_MIN_FREE_BYTES, int(min(free) * _SHARE) // workers) if free else None
@@ -42,8 +42,8 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
 
 def _free_in(mounted: Path, path: str, limit_name: str, used_name: str) -> Iterator[int]:
-    # A limit of any group above counts as well. In a container the path may be the host's, where nothing is
-    # mounted; the container's own limit then stands at the top.
+    # A limit of any group above counts as well. In a container the path may be the host's, where nothing is mounted;
+    # the container's own limit is then at the top.
     group = mounted / path.strip("/")
     for folder in (group, *group.parents):
         with suppress(OSError, ValueError):  # no such file, or no limit: "max"

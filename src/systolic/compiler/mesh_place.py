@@ -48,6 +48,6 @@ class MeshPlace:
 
 
 def names_axis(equation: Any) -> bool:
-    """True if an operation is about an axis of the mesh: it asks for the device's index, or asks other devices."""
+    """True if an operation is about an axis of the mesh: it needs the device's index, or values of other devices."""
     names = equation.params.get("axis_name", equation.params.get("axes", ()))
     return any(isinstance(name, str) for name in (names if isinstance(names, tuple | list) else (names,)))

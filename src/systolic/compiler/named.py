@@ -29,7 +29,7 @@ from systolic.support.untrusted import shown
 _PACKAGE = "__init__.py"
 _MAX_NAMES = 12  # in a message
 _MAX_VALUES = 2**28
-_MAX_EXAMPLE_VALUES = 8  # that an example of an argument writes out
+_MAX_EXAMPLE_VALUES = 8  # values that an example of an argument writes out
 _MAX_SHOWN_CHARACTERS = 200  # characters of a path in a message
 
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
@@ -75,8 +75,8 @@ def check_function_name(text: str) -> None:
     """Check that `text` can name a function, without importing anything, and before any worker starts.
 
     Raises:
-        NamedFunctionError: it has not the form, there is no such file or module, it is not Python, or it has no such
-            name. Whether what has the name is a function only its import shows.
+        NamedFunctionError: it does not have the form, there is no such file or module, it is not Python, or it has no
+            such name. Only an import shows whether the name is a function's.
     """
     place, _, name = text.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):

@@ -34,13 +34,13 @@ def sharded_argument(text: str, mesh: Any) -> Any:
     `bf16[8192,8192]@data,-`. Dimensions that are left out are whole. Without @ the compiler decides.
 
     Args:
-        text: as `named_argument` takes it, perhaps with a sharding behind it.
+        text: as `named_argument` takes it, which a sharding may follow.
         mesh: a `jax.sharding.Mesh`; None: there is none.
 
     Raises:
         NamedFunctionError: it is not an argument.
-        SliceError: the sharding names an axis that the mesh has not, or one twice, or has more dimensions than the
-            argument, or cuts one into unequal parts.
+        SliceError: the sharding names an axis that the mesh does not have, or one twice, or has more dimensions than
+            the argument, or cuts one into unequal parts.
     """
     described, at, spec = text.rpartition("@")
     if not at:

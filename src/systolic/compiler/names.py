@@ -86,7 +86,7 @@ def _bound(statements: Sequence[ast.stmt]) -> Iterator[tuple[str, bool]]:
 
 
 def _bound_within(statement: ast.stmt) -> Iterator[tuple[str, bool]]:
-    """Assignments, and whatever stands in the branches of an `if`, a loop, a `with` or a `try`."""
+    """Yield the names bound by assignments, and in the branches of an `if`, a loop, a `with` or a `try`."""
     blocks: list[ast.AST] = [statement]
     while blocks:
         node = blocks.pop(0)

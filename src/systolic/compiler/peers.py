@@ -12,11 +12,11 @@ from systolic.compiler.mesh_place import MeshPlace
 
 Walk = TypeVar("Walk")
 Path = tuple[int, ...]  # of an equation in a function
-_MAX_DEVICES = 64  # each of which is walked
+_MAX_DEVICES = 64  # the function is walked for every device
 
 
 class Peers(Generic[Walk]):
-    """The walks of a function on all devices of a mesh, each made when it is first needed, and what they give."""
+    """The walks of a function on all devices of a mesh, made when needed, and the values that they exchange."""
 
     def __init__(self) -> None:
         self._walks: dict[int, Walk] = {}

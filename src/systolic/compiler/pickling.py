@@ -22,7 +22,7 @@ _SENT_DEVICES: ContextVar[Mapping[Any, Any]] = ContextVar("_SENT_DEVICES", defau
 
 @contextmanager
 def sent_devices(stand_ins: Mapping[Any, Any]) -> Iterator[None]:
-    """Send devices of this process as those of a slice, in meshes and shardings that functions in the block refer to.
+    """Replace this process's devices by a slice's in meshes and shardings that are pickled in the block.
 
     Args:
         stand_ins: the `StandInDevice` of each device.

@@ -87,7 +87,7 @@ class WorkerProcess:
         return progress_in(self._folder.path)
 
     def call(self, job: bytes, sent_globals: tuple[SentGlobal, ...] = (), *, limits: Limits) -> wire.Reply:
-        """Send a pickled job and wait for what comes of it.
+        """Send a pickled job and wait for the reply.
 
         Raises:
             LimitReachedError: the job is past one of its limits; the worker still runs.

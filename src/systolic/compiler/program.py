@@ -28,7 +28,9 @@ class Target:
     # Libtpu's name of the chips' configuration, such as "megacore" on v4; None: the usual one.
     topology_config: str | None = None
     flags: Mapping[str, str] = field(default_factory=dict)  # compiler flags, which are part of the program
-    slice: Topology | None = None  # that the function is sharded over; None: it runs on one device of `topology`
+    slice: Topology | None = (
+        None  # the slice that the function is sharded over; None: it runs on one device of `topology`
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class CompiledProgram:
     libtpu_version: str  # version of libtpu that compiled it
     compile_s: float  # seconds that tracing, lowering and compiling took, when it was compiled
     key: str  # hash of everything that decides the program; the same key means the same program
-    from_cache: bool  # whether this call compiled nothing
+    from_cache: bool  # True if this call compiled nothing
     # Ids of the slice's devices, in the order of the program's partitions; none: it is of one device.
     assignment: tuple[int, ...] = ()
     # The segment of HBM that the runtime fills with the program's constants; empty where the program is of one

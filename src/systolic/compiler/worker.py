@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def run_request(request: wire.Request) -> wire.Reply:
-    """Run one task and pack up whatever comes of it."""
+    """Run one task and pack its outcome."""
     sys.path.extend(path for path in request.sys_path if path not in sys.path)
     with warnings.catch_warnings(record=True) as caught:
         try:

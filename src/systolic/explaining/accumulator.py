@@ -2,7 +2,7 @@
 
 The output block exists twice, since it is written back while the next one is filled; a scratch buffer exists once and
 stays where it is. The kernel's body is traced again with the scratch buffer in place of the output, and the last step
-of each output block copies the sum over. Where the output has fewer bits than the sum wants, this does not help: the
+of each output block copies the sum over. Where the output has fewer bits than the sum needs, this does not help: the
 body rounds at each step, and only its author knows where to stop doing so.
 """
 

@@ -18,7 +18,7 @@ _TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 class EquivalentMatmul:
     """A function of two matrices that seems to be their product."""
 
-    transposes: tuple[bool, bool]  # whether lhs and rhs are stored transposed
+    transposes: tuple[bool, bool]  # True if lhs, and rhs, is stored transposed
     flops: float  # operations of the product
     dtype_out: str  # the result's dtype
     precision: str | None = None  # the precision that the kernels ask for; None: the default

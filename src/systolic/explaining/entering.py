@@ -1,7 +1,7 @@
 """Numbers that the functions inside of a function take for arguments, or find in constants of their modules.
 
-Python tells a debugger of every function that is entered. Here it tells, while JAX traces, what functions of the user's
-are entered with; and where a number is to be changed, it is changed as a debugger would.
+Python notifies a debugger when a function is entered. Here the same hook shows, while JAX traces, the arguments with
+which the user's functions are entered; a number is changed as a debugger would change it.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def explain(
 
     Compiles and simulates the function, and then the function with other tile sizes (where it takes them as keyword
     arguments), another order of its grid, more VMEM, two buffers, both cores: each saving is the simulated time of the
-    changed program. Beside it stands XLA's program of the same result, where the function is a product of two matrices,
-    or `against`.
+    changed program. They are compared with XLA's program for the same result, if the function is a product of two
+    matrices, or with `against`.
 
     Args:
       fn: any function that `jax.jit` takes. Bind what is static with `functools.partial`; numbers that are bound or
@@ -100,7 +100,7 @@ def explain(
       UnknownChipError: no such chip, or it has no such clock state.
       SliceError: no such slice, or the function is not sharded over it.
       FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
-      CompilerRefusal: the compiler said no to the function as it is; `systolic.check` says what to mend.
+      CompilerRefusal: the compiler refused the function; `systolic.check` says what to mend.
       SimulationError: the program does something that is not understood.
       SystolicBug: this package is at fault, and not the function.
     """
@@ -142,8 +142,8 @@ class _Jobs:
           under_way: its program with the flags of the request, if that was started before.
         """
         xla = self._experiment(fn, label, spans=_SPANS)
-        first, *more = xla_experiments(xla, default_flags_only=self._request.xla_default_flags)
-        return [under_way or self._started(first), *map(self._started, more)]
+        first, *others = xla_experiments(xla, default_flags_only=self._request.xla_default_flags)
+        return [under_way or self._started(first), *map(self._started, others)]
 
     def _experiment(self, fn: Function, label: str, *, spans: int, lines: bool = False) -> Experiment:
         args, chip, topology = self._request.args, self._request.chip, self._request.topology

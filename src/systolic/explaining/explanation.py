@@ -34,7 +34,7 @@ class Communication:
     exposed_us: Amount  # time in which the slowest device waits for others and does nothing else
     hidden_us: Amount  # the rest of the time of its collectives
     link_bytes: Count  # over the busiest link, in one direction
-    link_us: Amount  # in which it carries them
+    link_us: Amount  # time in which the link carries them
 
     @staticmethod
     def of(run: SliceRun) -> Communication:
@@ -91,7 +91,7 @@ class ChipLimits:
     dtype: str  # whose peak it is
     peak_flops_per_s: Rate
     hbm_bytes_per_s: Rate  # as published
-    simulated_hbm_bytes_per_s: Rate  # what the simulator's copies reach
+    simulated_hbm_bytes_per_s: Rate  # reached by the simulator's copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Window:
     title: str
     begin_us: Amount
     end_us: Amount
-    words: str  # what happens in it, in a sentence or two
+    words: str  # a description in a sentence or two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Saving:
     """One finding: what costs time, and what changing it brings."""
 
     title: str  # one line: "tiles 1024/2048/1024"
-    why: str  # what in the run says so, with numbers
+    why: str  # the evidence in the run, with numbers
     change: str  # the flag or line to change, as the user would write it
     time_us: Time | None  # after the change; None where it was not tried
     # Share of this function's time that the change saves; negative: it costs; None: not known.

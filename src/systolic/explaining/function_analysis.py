@@ -41,8 +41,8 @@ class Dots:
     """The properties that the products of a function have in common."""
 
     dtype: str = "bfloat16"  # the operands' dtype in the largest; "bfloat16" where there are none
-    # Whether lhs and rhs are contracted as if stored transposed; None: the products differ, or something is
-    # transposed by itself.
+    # Whether lhs and rhs are contracted as if stored transposed; None: the products differ, or an array is transposed
+    # separately.
     transposes: tuple[bool, bool] | None = None
     precision: str | None = None  # the precision that all ask for; None: the default, or they differ
 

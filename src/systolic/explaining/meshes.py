@@ -2,7 +2,7 @@
 
 A mesh is changed wherever the call names it: in the shardings of its arguments, in those that its `jax.jit` was given,
 and where it is set. A mesh that the function itself holds, as in a `jax.shard_map` that was made before, stays; then
-JAX refuses another order of devices, and the outcome says so.
+JAX refuses another order of devices, and that is the outcome.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def device_order(shape: SliceShape, order: Sequence[int], *, back_and_forth: boo
 
     Args:
       shape: the slice.
-      order: its axes, the one that is gone along first in front.
-      back_and_forth: whether every other line is gone backwards, so that each chip is next to the one before.
+      order: its axes; the walk goes along the first one first.
+      back_and_forth: True if every other line is walked backwards, so that each chip is next to the one before.
     """
     extents = [shape.extents[axis] for axis in order]
     cores = shape.chip.devices_per_chip
@@ -115,7 +115,7 @@ def device_order(shape: SliceShape, order: Sequence[int], *, back_and_forth: boo
         coords, lines = [0] * len(shape.extents), number
         for axis, extent in zip(order, extents, strict=True):
             lines, at = divmod(lines, extent)
-            # `lines` is how many whole lines along this axis lie behind.
+            # `lines` is the number of whole lines along this axis before this place.
             coords[axis] = extent - 1 - at if back_and_forth and lines % 2 else at
         ids += [shape.chip_at(tuple(coords)) * cores + core for core in range(cores)]
     return tuple(ids)

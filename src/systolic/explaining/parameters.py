@@ -1,7 +1,7 @@
 """The tile sizes of a function: what `explain` may change, as its author would.
 
-A tile size is a number that is a dimension of a block of the function's Pallas calls, and stands in a keyword argument
-of the function; or else in an argument of a function that it calls, or in a constant of a module. It may be part of a
+A tile size is a number that is a dimension of a block of the function's Pallas calls, and is in a keyword argument of
+the function; or else in an argument of a function that it calls, or in a constant of a module. It may be part of a
 tuple or of a record.
 """
 
@@ -43,7 +43,7 @@ class Place:
 class TileParameter(Place):
     """A tile size."""
 
-    value: int  # what it is now
+    value: int  # the current size
     largest: int  # the largest dimension that is cut into blocks of this size
 
 
@@ -106,7 +106,7 @@ def _blocks(calls: Sequence[KernelCall]) -> dict[int, int]:
         for operand in call.of("input", "output"):
             for block, size in zip(operand.block, operand.shape, strict=True):
                 largest[block] = max(largest.get(block, 0), size)
-        for operand in call.of("scratch"):  # of kernels that cut by themselves
+        for operand in call.of("scratch"):  # of kernels that cut their arrays themselves
             if operand.memory == "vmem" and not any(operand.is_cut for operand in call.operands):
                 for block in operand.block:
                     largest.setdefault(block, 0)

@@ -1,4 +1,4 @@
-"""Parts of an explanation that tell of single operands, buffers, stretches of code and lines."""
+"""Parts of an explanation about single operands, buffers, stretches of code and lines."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class VmemMap:
     """VMEM against its limits, of one core."""
 
     parts: tuple[VmemPart, ...]
-    limit_bytes: Count  # that the kernel may use
-    capacity_bytes: Count  # that the core has
+    limit_bytes: Count  # the kernel's limit
+    capacity_bytes: Count  # of the core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Region:
     op: str
     name: str  # "in the loop, bundles 17 to 85"
     bundles: Count
-    executions: Count  # how often it ran
+    executions: Count  # number of executions
     cycles: Count  # all executions together, stalls included
     matrix_stall_cycles: Count
     issued: Mapping[str, Count]  # instructions by unit
@@ -64,7 +64,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineTime:
-    """The time of one line of a kernel's source, all executions together, waits for copies apart.
+    """The time of one line of a kernel's source, all executions together, without waits for copies.
 
     The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
     bundle among the lines of its instructions: the compiler mixes instructions of several lines.

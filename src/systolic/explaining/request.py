@@ -25,7 +25,7 @@ class ExplainRequest:
     topology: str | None = None
     against: Function | None = None  # another function of the same arguments, to compare with
     tries: int = 12  # the most changes to simulate
-    try_mesh: bool = False  # whether to simulate other meshes and shardings as well, as many at the most
+    try_mesh: bool = False  # simulate other meshes and shardings too, at most the same number
     xla_default_flags: bool = False  # compare with XLA's default flags only
 
     @property

@@ -25,10 +25,10 @@ def with_sizes(fn: Callable[..., Any], sizes: Mapping[Any, Any], args: Sequence[
     Args:
       fn: the function.
       sizes: of its keyword arguments; others are left out.
-      args: what it is called with. A record that it makes itself, where it is given none, depends on that.
+      args: its arguments. A record that it makes itself if it gets none depends on them.
 
     Raises:
-      NoRecordError: a field is to be changed of what is not a record.
+      NoRecordError: a field is to be changed of a value that is not a record.
       TypeError, ValueError: a record of sizes does not take them.
     """
     parts: dict[str, dict[Part, Any]] = {}

@@ -23,7 +23,7 @@ class CallChange:
     """Changes of one Pallas call; None leaves a parameter as it is."""
 
     site: tuple[int, ...]  # the way to the call; see `KernelCall`
-    vmem_limit_bytes: int | None = None  # what the kernel may use of VMEM
+    vmem_limit_bytes: int | None = None  # the VMEM that the kernel may use
     # Copies of a block, by the operand's place among the inputs and outputs.
     buffers: tuple[tuple[int, int], ...] = ()
     order: tuple[int, ...] | None = None  # for each axis of the new grid, the axis that it was

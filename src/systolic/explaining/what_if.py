@@ -42,7 +42,7 @@ class WhatIfSearch:
 
     pool: WorkerPool
     request: ExplainRequest
-    progress: Progress = QUIET  # is told of every simulation
+    progress: Progress = QUIET  # notified of every simulation
     tried: list[WhatIf] = field(default_factory=list)
 
     def run(self, now: FunctionAnalysis, time_us: float) -> list[WhatIf]:
@@ -71,8 +71,8 @@ class WhatIfSearch:
     def _promising(self, now: FunctionAnalysis) -> list[Candidate]:
         """List candidates of other tile sizes that no rule forbids, the one with the least modelled time first."""
         alone = self._looked_at(tile_sizes(now.parameters, [1]))
-        # A number that changes nothing by itself only looks like a tile size: BlockSizes has sizes of the gradient too.
-        # One that may not be changed by itself may be together with others.
+        # A number that changes nothing alone only looks like a tile size: BlockSizes has sizes of the gradient too. A
+        # number that cannot be changed alone may change together with others.
         idle = {sizes[0][0] for sizes, analysis in alone if analysis is not None and analysis.program == now.program}
         live = [parameter for parameter in now.parameters if parameter not in idle]
         rest = tile_sizes(live, [2, 3])[: max(0, _MAX_ANALYSES - len(alone))]

@@ -62,7 +62,7 @@ def vmem_shapes(buffers: Iterable[VmemBuffer], **dtypes: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HbmKernel(Generic[SpecT, ScheduleT]):
-    """All that a kernel knows besides its operands, if it copies its output to HBM itself."""
+    """All that a kernel knows in addition to its operands, if it copies its output to HBM itself."""
 
     spec: SpecT
     schedule: ScheduleT
@@ -83,7 +83,7 @@ class HbmKernel(Generic[SpecT, ScheduleT]):
 
         Args:
           body: called with the refs of the operands and of the output, and with the scratch.
-          places: block specs of all operands; those of absent ones are left out.
+          places: block specs of all operands; a spec whose operand is absent is left out.
           shape: the output's.
           from_hbm: names of the operands that the kernel copies from HBM itself.
           rest: further arguments of `pallas_call`.

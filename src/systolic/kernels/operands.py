@@ -31,7 +31,7 @@ class Operand:
     """A block of an operand in VMEM, in the form that the matrix units take."""
 
     refs: tuple[Any, ...]  # one ref; the high and low halves of a staged float32; or two right-hand sides
-    make: Callable[..., tuple[Array, ...]] | None = None  # takes the blocks and those of `args`; None: as stored
+    make: Callable[..., tuple[Array, ...]] | None = None  # takes the blocks of `refs` and of `args`; None: as stored
     args: tuple[tuple[FusedOperand, Any], ...] = ()  # fused operands that `make` reads, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:

@@ -97,7 +97,7 @@ class PackedRows:
                 target._store(target_ref, target_slot, tile, word, number * SUBLANES, register)
 
     def packed(self, ref: Any, slot: Any, codes: list[Any]) -> list[list[Array]]:
-        """Return the words of rows, those of 16 bits two in a word, in registers as `row` does."""
+        """Return the words of rows, two rows of 16 bits in a word, in registers as `row` does."""
         rows = [self._words(ref, slot, code) for code in codes]
         if self._pack == 1:
             return [words for words, _ in rows]

@@ -67,9 +67,9 @@ class Parts(NamedTuple):
     first: int = 0  # where the first part begins
 
 
-def parts_of(whole: int, size: int) -> list[Parts]:
+def parts_of(length: int, size: int) -> list[Parts]:
     """Return equal parts of a size, and the shorter part after them if they do not divide it."""
-    count, rest = divmod(whole, size)
+    count, rest = divmod(length, size)
     result = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
     return [*result, Parts(1, rest, lambda _: pl.ds(count * size, rest), count * size)] if rest else result
 

@@ -68,17 +68,17 @@ def times(number: Any, step: int) -> Any:
     return number * step if isinstance(number, int) else pl.multiple_of(number * step, step)
 
 
-def quotient(number: Any, by: int) -> Any:
-    """Return `number // by`, known or traced.
+def quotient(number: Any, divisor: int) -> Any:
+    """Return `number // divisor`, known or traced.
 
     The operations are JAX's for `//`, but for the sign of the number. To lower JAX's sign, Pallas asks for the chip,
     which a machine without one does not know, and under `jax_enable_x64` it takes 64 bits, which no TPU has.
     """
     if isinstance(number, int):
-        return number // by
-    truncated = lax.div(number, np.int32(by))
+        return number // divisor
+    truncated = lax.div(number, np.int32(divisor))
     sign = (number > 0).astype(np.int32) - (number < 0).astype(np.int32)
-    return jnp.where((sign != 1) & (lax.rem(number, np.int32(by)) != 0), truncated - 1, truncated)
+    return jnp.where((sign != 1) & (lax.rem(number, np.int32(divisor)) != 0), truncated - 1, truncated)
 
 
 def loop(count: int, body: Callable[[Any], None]) -> None:

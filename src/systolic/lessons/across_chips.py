@@ -11,7 +11,7 @@ Overlap alone does not win: XLA's all-gather of step 1 sends both ways, so step 
 long on the links. On a v6e and a v7x that makes it slower than step 1; on a v5e, with slower matrix units and more to
 hide, it is level.
 
-Faults are in the waits again, and the time praises one of them:
+Faults are in the waits again, and one of them is even faster:
 
     late       waits moved to the end: rows are multiplied and passed on that may not have arrived, and it is faster,
                because a hop no longer waits for the one before; only race detection shows the fault
@@ -22,8 +22,8 @@ a link. `systolic.all_gather_matmul` cuts chunks in pieces, so that one piece is
 another, and passes whole chunks both ways, in half as many hops.
 
 The times include the copy that XLA makes of a collective kernel's result: one more write and read of HBM. "Wire" is the
-time of the bytes over one link, "product" that of all products at the rate of the matrix units of a device. On v5p a
-device has two cores, and the kernels use one of them.
+time of the bytes over one link, "product" is the time of all products at the rate of the matrix units of a device. On
+v5p a device has two cores, and the kernels use one of them.
 
 This follows Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 Models" (ASPLOS 2023). XLA has it too, as windowed einsum.

@@ -57,7 +57,7 @@ class PartResult:
       time_us: the simulated time; None: there is none.
       time_error: error of the time.
       error, tolerance: of the run, against the reference; None: no comparison.
-      found: rules of grade error that the run violated.
+      violated: rules of grade error that the run violated.
     """
 
     part: str
@@ -72,7 +72,7 @@ class PartResult:
     vmem_bytes: int | None = None
     error: float | None = None
     tolerance: float | None = None
-    found: tuple[str, ...] = ()
+    violated: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -92,7 +92,7 @@ class PartResult:
             "vmem_mib": None if self.vmem_bytes is None else self.vmem_bytes / 2**20,
             "max_abs_error": self.error,
             "tolerance": self.tolerance,
-            "found": ", ".join(self.found) or None,
+            "found": ", ".join(self.violated) or None,
             "reason": self.reason or None,
         }
 

@@ -115,7 +115,7 @@ def largest_sums(k: int = 2**17) -> tuple[int, int]:
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Run passes of float32, sums in two dtypes, and int8: error and time of each."""
     results = run_parts(PARTS, chips)
-    with WorkerPool(max_workers=2) as pool:  # whose JAX runs on the CPU, whatever there is
+    with WorkerPool(max_workers=2) as pool:  # its JAX runs on the CPU, even if there is another device
         error, sums = pool.submit(errors, label="errors"), pool.submit(largest_sums, label="sums of int8")
         error, (fits, wraps) = error.result(), sums.result()
     alone = [chip for chip in chips if chip.cores_per_device == 1]  # the ladder's v4 leaves a second core idle

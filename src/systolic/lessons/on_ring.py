@@ -32,11 +32,11 @@ class RingPart:
     kernel: Callable[..., Any]  # computes one device's part
     in_specs: tuple[PartitionSpec, ...]
     out_specs: PartitionSpec
-    arguments: Callable[[int], Shapes]  # whole arrays to simulate with, for so many devices
+    arguments: Callable[[int], Shapes]  # whole arrays to simulate with, for this number of devices
     run_arguments: Shapes  # whole arrays to run with, on the virtual devices
-    link_bytes: Callable[[int], int]  # over each link in one direction, of so many devices
+    link_bytes: Callable[[int], int]  # over each link in one direction, by the number of devices
     reference: Callable[..., Any]  # computes it of whole arrays, in float64, for the virtual devices
-    finds: str = ""  # what the run must find, if the kernel is wrong on purpose
+    finds: str = ""  # the rule that the run must find violated, if the kernel is wrong on purpose
 
     @property
     def function(self) -> ShardedFunction:

@@ -8,7 +8,7 @@
 one or both: rhs is stored [n, k], and negative sums become zero before they are rounded. For kernels that is
 `first_matmul`, v5's body with these two holes.
 
-Programs of other kinds than products are `validation.foreign`'s to rebuild.
+`validation.foreign` rebuilds programs of other kinds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def published_program(row: PublishedRow) -> Rebuilt:
     m, k, n = sizes_of(row)
     spec = MatmulSpec(m=m, k=k, n=n, dtype_lhs=row.dtype_lhs, dtype_rhs=row.dtype_rhs, dtype_out=row.dtype_out)
     for dtype in (row.dtype_lhs, row.dtype_rhs, row.dtype_out):
-        # Wider types would be traced as 32 bits, and another product be simulated without a word.
+        # Wider types would be traced as 32 bits, and another product would be simulated silently.
         if not jnp.issubdtype(np.dtype(dtype), jnp.number) or np.dtype(dtype).itemsize > 4:
             raise OpError(f"{dtype} is not a dtype of at most 32 bits that a TPU multiplies")
     tiles = _tiles(row, base, spec)
@@ -89,7 +89,7 @@ def _tiles(row: PublishedRow, base: str, spec: MatmulSpec) -> Tiles | None:
         return Tiles(tile_m=row.tile_m, tile_k=row.tile_k, tile_n=row.tile_n)
     rung = RUNGS[_RUNG_OF[base]]
     if rung.takes_tiles:
-        raise OpError(f"op {row.op!r} needs tile_m, tile_k and tile_n, and the row has not all of them")
+        raise OpError(f"op {row.op!r} needs tile_m, tile_k and tile_n, and the row lacks one of them")
     return rung.default_tiles(spec, _SPLITS)
 
 

@@ -71,8 +71,8 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
     of = {part.name: results[part.name, chips[0].name] for part in PARTS}  # runs do not depend on the chip
     at_once, blocks = of["output whole"], of["by blocks"]
     lines = [
-        f"Not cleared: the run finds {_words(of['not cleared'].found)}. Cleared at the first step, the largest error "
-        f"is {_number(at_once.error)} where rounding explains {_number(at_once.tolerance)}.",
+        f"Not cleared: the run finds {_words(of['not cleared'].violated)}. Cleared at the first step, the largest "
+        f"error is {_number(at_once.error)} where rounding explains {_number(at_once.tolerance)}.",
     ]
     if at_once.vmem_bytes and blocks.vmem_bytes:
         larger = LARGE[0].size // SMALL[0].size
@@ -84,8 +84,8 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
         lines=(
             *lines,
             f"Parallel rows and columns: {results.ratios('on both cores', 'by blocks', chips)} as fast as on one core.",
-            f"The summed axis first: {_words(of['summed axis first'].found)}; in parallel: "
-            f"{_words(of['summed axis parallel'].found)}. It goes last, and in order.",
+            f"The summed axis first: {_words(of['summed axis first'].violated)}; in parallel: "
+            f"{_words(of['summed axis parallel'].violated)}. It goes last, and in order.",
         ),
         rows=results.rows,
         ok=results.ok,

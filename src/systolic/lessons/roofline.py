@@ -12,7 +12,7 @@ the cube of the size and bytes with the square, so every square product becomes 
 The dtype counts twice. It sets the bytes, and with int8 or float8 on some chips the peak. float32 has the peak of
 bfloat16, because at default precision the matrix unit rounds its operands to bfloat16, but it has twice the bytes.
 
-What a kernel really copies is more (`systolic.schedule.hbm_traffic`): this is the roof, not the house. Everything
+A kernel really copies more (`systolic.schedule.hbm_traffic`): the roofline is a bound, not a prediction. Everything
 here is for one device as JAX shows it. No JAX is needed.
 """
 
@@ -70,6 +70,6 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
             "Modelled from published peaks, for one device as JAX shows it; no kernel was compiled or run.",
         ),
         rows=tuple(rows),
-        # What the lesson is about; should a chip's numbers be changed, this is where it shows.
+        # The claim of the lesson, which a change of a chip's numbers could break.
         ok=full.limit == "memory" and half.limit == "compute",
     )

@@ -96,5 +96,5 @@ def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outco
         vmem_bytes=simulated.vmem_bytes if simulated is not None else None,
         error=checked.summary.error if checked is not None else None,
         tolerance=checked.summary.tolerance if checked is not None else None,
-        found=rules,
+        violated=rules,
     )

@@ -13,7 +13,7 @@ from jaxtyping import Array, BFloat16, Int32
 
 from systolic.chips import V5E, Chip
 from systolic.lessons.kernels.block_sparse import block_list, sparse_matmul, sparse_reference
-from systolic.lessons.kernels.output_mask import masked_matmul, masked_reference, next_wanted
+from systolic.lessons.kernels.output_mask import masked_matmul, masked_reference, next_needed
 from systolic.lessons.kernels.scalar_prefetch import (
     ROWS,
     chosen_blocks,
@@ -60,7 +60,7 @@ def _listed(count: int, size: int) -> tuple[Any, ...]:
 def _masked(mask: np.ndarray, masks: np.ndarray, kinds: np.ndarray, k: int) -> tuple[Any, ...]:
     m, n = (SIDE * count for count in mask.shape)
     mask = mask.astype(np.int32)
-    return mask, *next_wanted(mask), kinds.astype(np.int32), _bf16(m, k), _bf16(k, n), masks
+    return mask, *next_needed(mask), kinds.astype(np.int32), _bf16(m, k), _bf16(k, n), masks
 
 
 def triangle(m: int, k: int, n: int) -> tuple[Any, ...]:

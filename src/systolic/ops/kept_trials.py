@@ -28,8 +28,8 @@ class KeptTrials:
     xla_us: float | None  # its time in repeated calls, where its early copy overlaps with the call before
 
     @classmethod
-    def of(cls, spec: Spec, chip: Chip, trials: Iterable[Trial], **more: Any) -> Self:
-        """Return the record of a product's trials, in any order, XLA's program among them; subclasses add `more`."""
+    def of(cls, spec: Spec, chip: Chip, trials: Iterable[Trial], **fields: Any) -> Self:
+        """Return the record of a product's trials, in any order, XLA's program among them; subclasses add `fields`."""
         all_trials = list(trials)
         xla = next((trial for trial in all_trials if trial.tried is None), None)
         return cls(
@@ -39,7 +39,7 @@ class KeptTrials:
             trials=tuple(best_first(trial for trial in all_trials if trial.tried is not None)),
             xla=xla,
             xla_us=None if xla is None else xla_repeated_us(xla, spec, chip),
-            **more,
+            **fields,
         )
 
     @property
@@ -54,7 +54,7 @@ class KeptTrials:
         if winner is None or winner.time_us is None or xla is None or self.xla_us is None:
             return None
         if (winner.measured_us is None) != (xla.measured_us is None):
-            return None  # a measured time over a simulated one says nothing
+            return None  # a measured time is not comparable with a simulated one
         return self.xla_us / winner.time_us
 
     @property

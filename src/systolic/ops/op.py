@@ -118,7 +118,7 @@ class Op(Kept, Protocol):
 
     @abstractmethod
     def least_time_us(self, computed: Any, config: KernelConfig, chip: Chip) -> float:
-        """Return a time below which no kernel with this configuration can be."""
+        """Return a lower bound of the time of a kernel with this configuration."""
         ...
 
     @abstractmethod
@@ -155,9 +155,9 @@ def register(op: Op) -> None:
     register_kept(op)
 
 
-def register_kept(kept: Kept) -> None:
+def register_kept(kind: Kept) -> None:
     """Register a kind of spec for stores; it replaces one of the same kind."""
-    _KEPT[kept.spec_type] = kept
+    _KEPT[kind.spec_type] = kind
 
 
 def op_of(spec: Spec) -> Op:
@@ -180,7 +180,7 @@ def record_of(spec: Spec) -> dict[str, Any]:
 
 
 def read_spec(op_name: Any, record: Any) -> Any:
-    """Return the spec in a record that `untrusted.read_json` has read; raise UntrustedError if it is none."""
+    """Return the spec in a record that `untrusted.read_json` has read; raise UntrustedError if it is not one."""
     op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
         raise UntrustedError(unknown_name("op", op_name, [op.name for op in _KEPT.values()]))

@@ -8,7 +8,7 @@ from typing import Any
 from systolic.report.trace import chrome_trace
 from systolic.running import ScriptRun
 
-_MAX_CALLS = 50_000  # that a viewer still opens
+_MAX_CALLS = 50_000  # more are too many for a viewer
 
 
 def calls_trace(run: ScriptRun, *, title: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Ceiling:
 
 
 def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
-    """Return the known limits of a program. HBM's is as the simulator's copies reach it."""
+    """Return the known limits of a program. HBM's limit is the rate that the simulator's copies reach."""
     roof = explanation.roofline
     limits: list[tuple[str, str, str, float]] = []
     if program.flops and roof.peak_flops_per_s:

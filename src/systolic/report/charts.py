@@ -77,7 +77,7 @@ def tooltips(**titles: str) -> list[Any]:
     return [alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items()]
 
 
-def colours(field: str, by_value: Mapping[str, str]) -> Any:
+def color_scale(field: str, by_value: Mapping[str, str]) -> Any:
     """Make a color scale without a legend: CSS colors by the values of a field."""
     import altair as alt
 
@@ -120,7 +120,7 @@ def vmem(vmem_map: VmemMap) -> Spec | None:
         x=alt.X("begin:Q", title="VMEM [MiB]", scale=scale, axis=alt.Axis(tickCount=8)),
         x2="end:Q",
         y=ops,
-        color=colours("kind", kinds),
+        color=color_scale("kind", kinds),
         tooltip=tooltips(name="buffer", kind="kind", detail="takes"),
     )
     wide = "scale('x', datum.end) - scale('x', datum.begin) > 7.2 * length(datum.name) + 10"

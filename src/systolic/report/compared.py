@@ -128,7 +128,7 @@ def _waiting_rows(before: Run, after: Run) -> Iterable[ComparedRow]:
 
 def _communication(before: Run, after: Run) -> Iterable[ComparedRow]:
     """Compare communication between devices of a slice; collectives go by their HLO names."""
-    sides = [_talk(run) if isinstance(run, SliceRun) else {} for run in (before, after)]
+    sides = [_communication_amounts(run) if isinstance(run, SliceRun) else {} for run in (before, after)]
     for quantity, unit in dict.fromkeys((*sides[0], *sides[1])):
         values = [side.get((quantity, unit)) for side in sides]
         if any(values):
@@ -142,7 +142,7 @@ def _communication(before: Run, after: Run) -> Iterable[ComparedRow]:
     yield from _each("collective", "µs", *times)
 
 
-def _talk(run: SliceRun) -> dict[tuple[str, str], float]:
+def _communication_amounts(run: SliceRun) -> dict[tuple[str, str], float]:
     """Return the quantities of communication, with their units."""
     return {
         ("exposed", "µs"): run.exposed_us,

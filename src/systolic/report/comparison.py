@@ -54,11 +54,11 @@ class Comparison(SavedResult):
     rows: tuple[ComparedRow, ...]
     findings_gone: tuple[str, ...] = ()
     findings_new: tuple[str, ...] = ()
-    flags_before: Mapping[str, str] = field(default_factory=dict)  # that the first was compiled with
+    flags_before: Mapping[str, str] = field(default_factory=dict)  # the first one's compiler flags
     flags_after: Mapping[str, str] = field(default_factory=dict)
-    error_before: TimeError | None = None  # how far either simulated time may be off
+    error_before: TimeError | None = None  # of the first simulated time
     error_after: TimeError | None = None
-    same_kernel: bool = False  # whether both take most of their time in Pallas kernels of one name
+    same_kernel: bool = False  # True if both take most of their time in Pallas kernels of one name
     topology_before: str = ""  # the slice; "" on one device
     topology_after: str = ""
     format: int = FORMAT

@@ -22,10 +22,10 @@ class ExplainedTable(Generic[Row]):
 
 
 def explained_table(
-    columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None, more: int = 0
+    columns: tuple[Column[Row], ...], items: Iterable[Row], *, max_rows: int | None = None, omitted: int = 0
 ) -> ExplainedTable[Row]:
-    """Make a table of at most `most` items, without empty optional columns; `more` rows were left out before."""
+    """Make a table of at most `max_rows` items, without empty optional columns; `omitted` rows were left out before."""
     all_rows = tuple(items)
-    shown = all_rows[:most]
+    shown = all_rows[:max_rows]
     shown_columns = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))
-    return ExplainedTable(columns=shown_columns, rows=shown, left_out=more + len(all_rows) - len(shown))
+    return ExplainedTable(columns=shown_columns, rows=shown, left_out=omitted + len(all_rows) - len(shown))

@@ -77,7 +77,7 @@ def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
             textual("no time because", lambda row: row.reason, optional=True),
         ),
         worth,
-        more=len(explanation.programs) - len(worth),
+        omitted=len(explanation.programs) - len(worth),
     )
 
 
@@ -103,7 +103,7 @@ def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
             ),
         ),
         sorted(explanation.vmem.parts, key=lambda part: (part.op, -part.size_bytes)),
-        most=_MAX_PARTS,
+        max_rows=_MAX_PARTS,
     )
 
 
@@ -130,7 +130,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
             ),
         ),
         explanation.regions,
-        most=_MAX_LINES,
+        max_rows=_MAX_LINES,
     )
 
 
@@ -148,7 +148,7 @@ def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | Non
             numeric("bundles", lambda line: line.bundles, ",.0f"),
         ),
         explanation.line_times,
-        most=_MAX_LINES,
+        max_rows=_MAX_LINES,
     )
 
 
@@ -182,7 +182,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
             amount("KiB stored", lambda line: line.stored_bytes, 1024),
         ),
         explanation.lines,
-        most=_MAX_LINES,
+        max_rows=_MAX_LINES,
     )
 
 

@@ -20,7 +20,7 @@ class Figure:
     title: str
     value: str
     unit: str
-    beside: str
+    note: str
     share: float | None = None  # drawn as a bar
 
 
@@ -42,7 +42,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
             title=f"{explanation.run.provenance} time",
             value=us(run.time_us),
             unit="µs" if error.percent is None else f"µs {error.words}",
-            beside=f"{run.cycles:,} cycles at {run.clock_hz / 1e9:.2f} GHz"
+            note=f"{run.cycles:,} cycles at {run.clock_hz / 1e9:.2f} GHz"
             + (f"; a first call {us(run.prefetch_us)} µs longer" if run.prefetch_cycles else ""),
         )
     ]
@@ -50,12 +50,12 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     peak = explanation.roofline.peak_flops_per_s / 1e12
     if rate is not None and peak:
         note = f"{percent(rate / peak)} of the {explanation.roofline.dtype} peak of {peak:,.0f}"
-        result.append(Figure(title="rate", value=f"{rate:,.1f}", unit="Tflop/s", beside=note, share=rate / peak))
+        result.append(Figure(title="rate", value=f"{rate:,.1f}", unit="Tflop/s", note=note, share=rate / peak))
     xla = program(explanation, "xla")
     if xla is not None and xla.time_us:
         speed = xla.time_us / run.time_us
         note = f"{xla.label} takes {us(xla.time_us)} µs"
-        result.append(Figure(title="speed relative to XLA", value=f"{speed:.2f}", unit="×", beside=note))
+        result.append(Figure(title="speed relative to XLA", value=f"{speed:.2f}", unit="×", note=note))
     result += [
         share_figure(
             "matrix units busy",
@@ -71,7 +71,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         note = f"{us(of_pallas / explanation.steps)} µs each"
         if overhead >= 0.0005 * run.time_us:
             note += f", {us(overhead / explanation.steps)} of it starting copies: {us(overhead)} in all"
-        result.append(Figure(title="steps", value=f"{explanation.steps:,}", unit="", beside=note))
+        result.append(Figure(title="steps", value=f"{explanation.steps:,}", unit="", note=note))
     if (slice_run := explanation.slice_run) is not None:
         exposed = slice_run.exposed_us / slice_run.time_us if slice_run.time_us else 0.0
         hidden = f"{us(slice_run.exposed_us)} µs; {us(slice_run.hidden_us)} µs more are hidden"
@@ -87,7 +87,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         if run.spill_bytes:
             note += f"; {mib(run.spill_bytes)} MiB of it spilled registers"
         share = run.vmem_bytes / limit if limit else None
-        result.append(Figure(title="VMEM", value=mib(run.vmem_bytes), unit="MiB", beside=note, share=share))
+        result.append(Figure(title="VMEM", value=mib(run.vmem_bytes), unit="MiB", note=note, share=share))
     return tuple(result)
 
 
@@ -110,4 +110,4 @@ def time_parts(run: SimulatedRun) -> tuple[TimePart, ...]:
 
 
 def share_figure(title: str, share: float, note: str) -> Figure:
-    return Figure(title=title, value=f"{share * 100:.0f}", unit="%", beside=note, share=share)
+    return Figure(title=title, value=f"{share * 100:.0f}", unit="%", note=note, share=share)

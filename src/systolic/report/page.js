@@ -4,7 +4,7 @@
   const views = {};
   const domain = "zoom_begin";
 
-  // Plots take their colours from the page's CSS variables, so that a change of scheme or printing needs no redraw.
+  // Plots take their colors from the page's CSS variables, so that a change of scheme or printing needs no redraw.
   const drawn = Object.keys(specs).map((name) => {
     const place = document.getElementById(`plot-${name}`);
     if (!place) return null;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from systolic.explaining import Explanation, Program
-from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
+from systolic.report.charts import KeyItem, Spec, color_scale, data, finished, tooltips
 from systolic.report.explained_tables import rate_tflops
 
 # In pixels: the plot's height, its width on a narrow screen, a line of its text, and a letter.
@@ -81,7 +81,7 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
         .mark_text(align="right", baseline="bottom", dy=-5, fontWeight=600, color="var(--roof)")
         .encode(x=x, y=y, text="text:N")
     )
-    color = colours("role", {title: f"var(--{role})" for role, title in _ROLES.items()})
+    color = color_scale("role", {title: f"var(--{role})" for role, title in _ROLES.items()})
     tooltip = [
         *tooltips(label="program"),
         alt.Tooltip("tflops:Q", title="Tflop/s", format=",.1f"),

@@ -67,7 +67,7 @@ def ops_table(run: SimulatedRun) -> ExplainedTable[OpRun]:
             textual("waits for", _waits, optional=True),
         ),
         sorted(core.ops, key=lambda op: -op.cycles),
-        most=_MAX_OPS,
+        max_rows=_MAX_OPS,
     )
 
 

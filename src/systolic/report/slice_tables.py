@@ -66,7 +66,7 @@ def collectives_table(run: SliceRun) -> ExplainedTable[CollectiveRun] | None:
             numeric("exposed", lambda collective: percent(exposed(collective)), share=exposed, droppable=True),
         ),
         sorted(run.collectives, key=lambda collective: (-collective.cycles, collective.begin_cycles)),
-        most=_MAX_COLLECTIVES,
+        max_rows=_MAX_COLLECTIVES,
     )
 
 
@@ -123,7 +123,7 @@ def links_table(run: SliceRun) -> ExplainedTable[LinkRun] | None:
             numeric("busy", lambda link: percent(busy(link)), share=busy),
         ),
         sorted(used, key=lambda link: -link.busy_cycles),
-        most=_MAX_LINKS,
+        max_rows=_MAX_LINKS,
     )
 
 
@@ -144,7 +144,7 @@ def devices_table(run: SliceRun) -> ExplainedTable[DeviceClass]:
             textual("waits for", lambda device_class: _waits(device_class), optional=True),
         ),
         sorted(run.classes, key=lambda device_class: (-device_class.run.cycles, device_class.devices)),
-        most=_MAX_CLASSES,
+        max_rows=_MAX_CLASSES,
     )
 
 

@@ -9,9 +9,9 @@ from systolic.report.slice_tables import devices_text, link_name
 from systolic.report.timeline import MAX_BARS, Bar, View, core_bar, longest_spans, pack, size_text
 from systolic.simulator import DeviceClass, LinkRun, SliceRun, Span
 
-_MAX_CLASSES = 8  # rows of one picture, of the slowest
-_MAX_LINKS = 16  # and of the busiest
-_MAX_LETTERS = 10  # of devices' numbers next to a row
+_MAX_CLASSES = 8  # rows of a picture for classes of devices, the slowest
+_MAX_LINKS = 16  # rows of a picture for links, the busiest
+_MAX_LETTERS = 10  # of the device numbers next to a row
 # A row of devices shows the core's activity at every moment. Copies run concurrently, and have rows of their own in
 # the timeline of one device.
 _OF_A_CORE = ("matrix", "stall")
@@ -29,7 +29,7 @@ class _Row:
 def collective_spans(run: SliceRun) -> tuple[Span, ...]:
     """Make a span for each call of the slowest device's collectives that are operations of their own.
 
-    Of others it is one span, from the first call's begin to the last one's end.
+    Other collectives get one span, from the start of the first call to the end of the last one.
     """
     spans = []
     for collective in run.collectives:
@@ -50,14 +50,15 @@ def collective_spans(run: SliceRun) -> tuple[Span, ...]:
     return tuple(sorted(spans, key=lambda span: (span.begin_cycles, span.label)))
 
 
-def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
+def slice_view(run: SliceRun, begin_us: float, end_us: float, *, max_bars: int = MAX_BARS) -> View:
     """Collect what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
 
-    Of many classes and links the slowest and the busiest have rows; all rows have room for the same number of bars.
+    If there are many classes or links, only the slowest or the busiest have rows. All rows have room for the same
+    number of bars.
     """
     begin, end = begin_us * run.clock_hz / 1e6, end_us * run.clock_hz / 1e6
     rows = [*_device_rows(run), *_collective_rows(run), *_link_rows(run)]
-    room = max(1, most // max(1, len(rows)))
+    room = max(1, max_bars // max(1, len(rows)))
     lanes, bars, left_out = [], [], 0
     for row in rows:
         inside = [span for span in row.spans if span.end_cycles > begin and span.begin_cycles < end]

@@ -21,8 +21,8 @@ class ComparedStep:
     where: str  # the chip and its slice
     label: str  # the function, or the changes
     chips: int  # of the slice
-    run: StepRun | None  # None: there is none
-    reason: str = ""  # why there is none
+    run: StepRun | None  # None: it could not be simulated
+    reason: str = ""  # why there is no run
     shortage: DoesNotFitError | None = None  # of HBM, if that is why
     price: float | None = None  # of a chip an hour, in the caller's currency
 
@@ -81,5 +81,5 @@ def comparison_table(steps: Sequence[ComparedStep]) -> ExplainedTable[ComparedSt
             ),
         ),
         sorted(steps, key=lambda step: step._order),
-        most=len(steps),
+        max_rows=len(steps),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from systolic.chips import with_clock_state
 from systolic.report import slice_tables, step_tables, timeline_charts
-from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
+from systolic.report.charts import KeyItem, Spec, color_scale, data, finished, tooltips
 from systolic.report.headline import Figure, share_figure, time_parts
 from systolic.report.html import Plot, render
 from systolic.report.run_tables import ops_table
@@ -64,13 +64,13 @@ def _figures(run: StepRun) -> tuple[Figure, ...]:
             title=f"{run.run.provenance} time",
             value=f"{run.time_us / 1e3:,.2f}",
             unit=f"ms {run.error.words}",
-            beside=f"{run.run.cycles:,} cycles at {run.run.clock_hz / 1e9:.2f} GHz",
+            note=f"{run.run.cycles:,} cycles at {run.run.clock_hz / 1e9:.2f} GHz",
         )
     ]
     if run.tokens:
         rate = f"{run.tokens_per_s_per_device:,.0f}"
         note = f"{run.tokens:,} tokens on {run.devices} device{'s' * (run.devices > 1)}"
-        result.append(Figure(title="tokens per second and device", value=rate, unit="", beside=note))
+        result.append(Figure(title="tokens per second and device", value=rate, unit="", note=note))
     if run.flops:
         half = f"{percent(run.mfu_causal)} with half of causal attention" if run.flops_causal != run.flops else ""
         result.append(share_figure("MFU", run.mfu, half or f"of {run.peak_ops_per_s / 1e12:,.0f} Tflop/s a device"))
@@ -107,7 +107,7 @@ def _plots(run: StepRun) -> dict[str, Plot]:
         result["slice"] = Plot(
             name="slice",
             title="Timeline of the slice: devices, collectives and links",
-            words="A row for each class of devices, what the slowest device says to others, and each link.",
+            words="A row for each class of devices, the slowest device's communication, and each link.",
             spec=slices,
             key=timeline_charts.SLICE_KEY,
             zooms=True,
@@ -141,7 +141,7 @@ def parts_plot(run: StepRun) -> Spec:
             y=alt.Y("part:N", title=None, sort=order, axis=alt.Axis(domain=False, ticks=False, labelLimit=140)),
             x=alt.X("ms:Q", title="simulated time [ms]", axis=alt.Axis(tickCount=8)),
             order="order:Q",
-            color=colours("pass", {step_pass: f"var(--{tone})" for step_pass, tone in _TONES.items()}),
+            color=color_scale("pass", {step_pass: f"var(--{tone})" for step_pass, tone in _TONES.items()}),
             tooltip=[*tooltips(part="part", detail="takes", limit="limited by"), alt.Tooltip("pass:N", title="pass")],
         )
     )

@@ -22,12 +22,12 @@ class KindOfCollective:
     """All collectives of one kind on the device that ends last."""
 
     kind: str
-    each: tuple[CollectiveRun, ...]
+    collectives: tuple[CollectiveRun, ...]
 
     @property
     def exposed_cycles(self) -> int:
         """Cycles in which nothing else ran."""
-        return sum(collective.exposed_cycles for collective in self.each)
+        return sum(collective.exposed_cycles for collective in self.collectives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def parts_table(run: StepRun) -> ExplainedTable[PartRun] | None:
             textual("limited by", lambda part: f"{part.limit} ({percent(part.limit_share)})"),
         ),
         run.parts,
-        most=_MAX_PARTS,
+        max_rows=_MAX_PARTS,
     )
 
 
@@ -83,7 +83,7 @@ def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:
     if not kinds:
         return None
     rows = [
-        KindOfCollective(kind=kind, each=tuple(collective for collective in run.collectives if collective.kind == kind))
+        KindOfCollective(kind=kind, collectives=tuple(call for call in run.collectives if call.kind == kind))
         for kind in kinds
     ]
 
@@ -93,15 +93,15 @@ def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:
     return explained_table(
         (
             textual("collective", lambda row: row.kind),
-            numeric("operations", lambda row: len(row.each)),
-            numeric("calls", lambda row: sum(collective.calls for collective in row.each), ","),
-            numeric("MB sent", lambda row: f"{sum(collective.sent_bytes for collective in row.each) / 1e6:,.1f}"),
-            numeric("simulated ms", lambda row: total([collective.cycles for collective in row.each])),
+            numeric("operations", lambda row: len(row.collectives)),
+            numeric("calls", lambda row: sum(collective.calls for collective in row.collectives), ","),
+            numeric("MB sent", lambda row: f"{sum(call.sent_bytes for call in row.collectives) / 1e6:,.1f}"),
+            numeric("simulated ms", lambda row: total([collective.cycles for collective in row.collectives])),
             numeric("exposed ms", lambda row: ms_of(run, row.exposed_cycles)),
-            numeric("hidden ms", lambda row: total([collective.hidden_cycles for collective in row.each])),
+            numeric("hidden ms", lambda row: total([collective.hidden_cycles for collective in row.collectives])),
         ),
         sorted(rows, key=lambda row: -row.exposed_cycles),
-        most=len(rows),
+        max_rows=len(rows),
     )
 
 
@@ -116,7 +116,7 @@ def changes_table(run: StepRun) -> ExplainedTable[StepChange] | None:
             textual("how", lambda change: change.change),
         ),
         run.changes,
-        most=len(run.changes),
+        max_rows=len(run.changes),
     )
 
 
@@ -140,7 +140,7 @@ def trials_table(base: StepRun, trials: Sequence[Prediction]) -> ExplainedTable[
             numeric("HBM GiB", of_run(lambda run: f"{run.memory.needed_bytes / GIB:,.2f}")),
         ),
         trials,
-        most=len(trials),
+        max_rows=len(trials),
     )
 
 

@@ -83,20 +83,20 @@ def activity(span: Span) -> Activity:
     return "wait" if span.kind == "stall" else span.kind
 
 
-def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
+def view(run: SimulatedRun, begin_us: float, end_us: float, *, max_bars: int = MAX_BARS) -> View:
     """Collect spans of the later core and of SparseCores from `begin_us` to `end_us`, and as long on either side."""
     core, scale = run.later_core, 1e6 / run.clock_hz
     begin, end = begin_us / scale, end_us / scale
     around = end - begin
     sparse = {id(span): f"SparseCore {core.core}" for core in run.sparse_cores for span in core.spans}
-    # One operation fills the plot from end to end, and says nothing.
+    # A single operation would fill the plot from end to end, and show nothing.
     is_one_op = len({op.name for op in core.ops}) < 2 and not sparse
     spans = [span for span in core.spans if not (is_one_op and span.kind == "op")]
     spans += [span for core in run.sparse_cores for span in core.spans if span.kind == "op"]
     inside = [span for span in spans if span.end_cycles > begin and span.begin_cycles < end]
-    left_out = max(0, len(inside) - most)
+    left_out = max(0, len(inside) - max_bars)
     if left_out:
-        chosen = longest_spans(inside, most)
+        chosen = longest_spans(inside, max_bars)
     else:
         near = [
             span
@@ -104,7 +104,7 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MAX_B
             if (begin - around < span.end_cycles <= begin or end <= span.begin_cycles < end + around)
         ]
         near.sort(key=lambda span: min(abs(span.end_cycles - begin), abs(span.begin_cycles - end)))
-        chosen = inside + near[: most - len(inside)]
+        chosen = inside + near[: max_bars - len(inside)]
     chosen.sort(key=lambda span: span.begin_cycles)
     copies = [span for span in chosen if span.kind == "copy"]
     lane_of = {id(span): f"copies {lane + 1}" for span, lane in zip(copies, pack(copies), strict=True)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from systolic.explaining import Window
-from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
+from systolic.report.charts import KeyItem, Spec, color_scale, data, finished, tooltips
 from systolic.report.slice_timeline import slice_view
 from systolic.report.timeline import TITLES, Activity, BusyLane, View, busy_lanes
 from systolic.simulator import SimulatedRun, SliceRun
@@ -74,12 +74,12 @@ def window_plot(timeline: View, begin_us: float, end_us: float) -> Spec:
                 axis=alt.Axis(tickCount=8),
             ),
             x2="end:Q",
-            color=colours("activity", kinds),
+            color=color_scale("activity", kinds),
             tooltip=alt.Tooltip("detail:N"),
         )
         .add_params(zoom)
     )
-    # In the middle of what is to be seen of a bar, and only where it fits.
+    # In the middle of the visible part of a bar, and only where it fits.
     left, right = "max(scale('x', datum.begin), 0)", "min(scale('x', datum.end), width)"
     room = f"{right} - {left} > 7 * length(datum.what) + 6"
     words = base.mark_text(clip=True, fontSize=11, fontWeight=600, x=alt.expr(f"({left} + {right}) / 2")).encode(
@@ -141,7 +141,7 @@ def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
         x2="end:Q",
         y=y,
         y2="top:Q",
-        color=colours("activity", kinds),
+        color=color_scale("activity", kinds),
         tooltip=[
             *tooltips(title="lane"),
             alt.Tooltip("begin:Q", title="from µs", format=",.2f"),

@@ -30,7 +30,7 @@ class OpTimes:
     Attributes:
       name: of the simulated operation, or of one that only the trace has.
       traced_name: "" where only the run has it.
-      paired_by: "order" for operations of other names that are the only ones left of their kind, in that order.
+      paired_by: "order" for operations with other names: their kind has equally many left on both sides.
       category: XProf's `hlo_category`.
       simulated_calls, measured_calls: of one execution.
       simulated_us, measured_us: of all calls of one execution, without operations inside.
@@ -57,7 +57,7 @@ class TraceComparison:
 
     chip: str
     simulated_us: float
-    error_percent: float | None  # that is said of the simulated time
+    error_percent: float | None  # of the simulated time
     module: TracedModule
     ops: tuple[OpTimes, ...]  # the longest first
 
@@ -115,27 +115,27 @@ def compare_with_trace(run: SimulatedRun | SliceRun, module: TracedModule) -> Tr
     )
 
 
-def module_of(trace: DeviceTrace, names: Sequence[str], wanted: str | None) -> TracedModule:
-    """Return the program in a trace; of several devices that ran it the one that took longest.
+def module_of(trace: DeviceTrace, names: Sequence[str], requested: str | None) -> TracedModule:
+    """Return the program in a trace; if several devices ran it, from the one that took longest.
 
     Args:
       names: modules of the simulated runs; "" if not known.
-      wanted: the name, with or without its number; None: one of `names`, or the only one in the trace.
+      requested: the name, with or without its number; None: one of `names`, or the only one in the trace.
 
     Raises:
       ModuleError: there is none, or several that may be meant.
     """
-    known = {module.name: module.base_name for module in trace.modules}
-    if wanted is not None:
-        chosen = [name for name, base in known.items() if wanted in (name, base)]
+    base_names = {module.name: module.base_name for module in trace.modules}
+    if requested is not None:
+        chosen = [name for name, base in base_names.items() if requested in (name, base)]
     else:
-        chosen = [name for name, base in known.items() if base in names] or list(known)
+        chosen = [name for name, base in base_names.items() if base in names] or list(base_names)
     if len(chosen) != 1:
-        why = f"no module {wanted}" if not chosen else f"{len(chosen)} modules that may be meant"
-        listed = sorted(chosen or known, key=lambda name: -sum(_of(trace, name)[0].times_us))
-        more = f" and {len(listed) - _MAX_SHOWN} more" if len(listed) > _MAX_SHOWN else ""
+        why = f"no module {requested}" if not chosen else f"{len(chosen)} modules that may be meant"
+        listed = sorted(chosen or base_names, key=lambda name: -sum(_of(trace, name)[0].times_us))
+        rest = f" and {len(listed) - _MAX_SHOWN} more" if len(listed) > _MAX_SHOWN else ""
         texts = [f"{name} ({_summary(_of(trace, name))})" for name in listed[:_MAX_SHOWN]]
-        raise ModuleError(f"the trace has {why}: choose one by --module, from {', '.join(texts)}{more}")
+        raise ModuleError(f"the trace has {why}: choose one by --module, from {', '.join(texts)}{rest}")
     return max(_of(trace, chosen[0]), key=lambda module: module.time_us)
 
 
@@ -163,9 +163,10 @@ def _times(op: OpRun | None, traced: TracedOp | None, us: float, paired_by: Pair
 def _paired(
     simulated: Sequence[OpRun], traced: Sequence[TracedOp]
 ) -> tuple[list[tuple[OpRun, TracedOp]], frozenset[str]]:
-    """Pair operations by name; then those of equally many others with the same stem, or category, by their order.
+    """Pair operations by name; then by order, those whose stem or category has equally many left on both sides.
 
-    Compilers of other versions number fusions anew: an equal name of another kind of operation is not a pair.
+    Another version of the compiler numbers fusions differently: an equal name is no pair if the kinds of operation
+      differ.
 
     Returns:
       The pairs, and the simulated names of those that were paired by order.

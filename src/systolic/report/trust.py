@@ -133,7 +133,7 @@ def _folded(command: str) -> str:
 def _statistics_lines(statistics: Mapping[str, ChipStatistics]) -> list[tuple[str, ErrorStatistics]]:
     lines = []
     for chip, chip_errors in statistics.items():
-        lines.append((f"{chip}, all", chip_errors.every))
+        lines.append((f"{chip}, all", chip_errors.all_rows))
         lines.append((f"{chip}, from 2048", chip_errors.from_2048))
         if chip_errors.from_2048_not_in_view.rows < chip_errors.from_2048.rows:
             lines.append((f"{chip}, from 2048, not in view", chip_errors.from_2048_not_in_view))

@@ -23,7 +23,7 @@ class TimePoint:
 def predictions_plot(points: Sequence[TimePoint], *, title: str, provenance: str) -> Any:
     """Draw, for `save_png`, predicted over measured times, both logarithmic: a color a chip, the diagonal, and ±15 %.
 
-    `points` has at least one; `provenance` says how the predictions are known: modelled or simulated.
+    `points` has at least one point; `provenance` says how the predictions are known: modelled or simulated.
     """
     import altair as alt
 

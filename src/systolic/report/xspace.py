@@ -31,8 +31,8 @@ _Stats = Mapping[str, int | float | str]
 def xspace(run: SimulatedRun | SliceRun, *, title: str) -> bytes:
     """Return the timeline of a run as a serialized XSpace.
 
-    A device is a plane with the lines of a real trace, and lines for rounds, straight code, stalls and copies. Its
-    operations are those of the core that ends last. On a slice, the first device of each class represents its class.
+    A device is a plane with the lines of a real trace, and lines for rounds, straight code, stalls and copies. It shows
+    the operations of the core that ends last. On a slice, the first device of each class represents its class.
 
     Args:
       title: the module's name where the run does not have it.
@@ -59,9 +59,9 @@ def _plane(device: int, run: SimulatedRun, process: Process, title: str) -> str:
         module = run.module or title
         key = " ".join([module, run.chip, *(op.name for op in core.ops)])
         program = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=7).digest())
-        step, whole = plane.event("0"), plane.event(f"{module}({program})")
+        step, module_event = plane.event("0"), plane.event(f"{module}({program})")
         plane.line(0, STEPS_LINE, [plane.at(step, 0, core.cycles)])
-        plane.line(1, MODULES_LINE, [plane.at(whole, 0, core.cycles, {"program_id": program})])
+        plane.line(1, MODULES_LINE, [plane.at(module_event, 0, core.cycles, {"program_id": program})])
         for number, op in enumerate(core.ops, 1):  # XProf takes symbol 0 for none
             stats = {**_op_stats(op), "program_id": program, "symbol_id": number}
             plane.event(f"%{op.name}", display=op.name, stats=stats, row=ROWS["op"])
@@ -132,21 +132,23 @@ class _Plane:
         """Return the text of an event. It repeats its kind's stats, for `ProfileData` reads only an event's own."""
         begin, end = round(begin_cycles * self._ps_per_cycle), round(end_cycles * self._ps_per_cycle)
         times = {"device_offset_ps": begin, "device_duration_ps": end - begin}
-        own = f"{self._stats({**times, **(stats or {})})} {self._event_stats[number]}"
-        return f"events {{ metadata_id: {number} offset_ps: {begin} duration_ps: {end - begin} {own} }}"
+        stats_text = f"{self._stats({**times, **(stats or {})})} {self._event_stats[number]}"
+        return f"events {{ metadata_id: {number} offset_ps: {begin} duration_ps: {end - begin} {stats_text} }}"
 
     def line(self, number: int, name: str, events: list[str]) -> None:
         """Add a line, which begins at time 0."""
         self._lines.append(f"lines {{ id: {number} name: {_quoted(name)} {' '.join(events)} }}")
 
     def text(self, name: str, stats: _Stats) -> str:
-        """Return the plane."""
-        own = self._stats(stats)
+        """Return the text of the plane."""
+        stats_text = self._stats(stats)
         names = [
             f"stat_metadata {{ key: {number} value {{ id: {number} name: {_quoted(stat)} }} }}"
             for stat, number in self._stat_numbers.items()
         ]
-        return "\n".join([f"planes {{ name: {_quoted(name)}", *self._lines, *self._event_names, *names, own, "}"])
+        return "\n".join(
+            [f"planes {{ name: {_quoted(name)}", *self._lines, *self._event_names, *names, stats_text, "}"]
+        )
 
     def _stats(self, stats: _Stats) -> str:
         return " ".join(f"stats {{ metadata_id: {self._stat(name)} {_value(stats[name])} }}" for name in stats)

@@ -98,12 +98,12 @@ class JittedCall:
         if host_slice is None and any(map(is_on_several, self.leaves)):
             devices = max(len(leaf.devices()) for leaf in self.leaves if isinstance(leaf, jax.Array))
             raise ShardedCallError(
-                f"its arguments are sharded over {devices} devices of this process, which stand for no slice: name one "
+                f"its arguments are sharded over {devices} devices of this process, which represent no slice: name one "
                 "by `systolic run --topology`, or systolic.record(topology=…)"
             )
         flags = iter(donated)
-        given = [[next(flags) for _ in jax.tree.leaves(argument)] for argument in self.dynamic]
-        argnums = tuple(number for number, leaves in enumerate(given) if leaves and all(leaves))
+        flags_by_argument = [[next(flags) for _ in jax.tree.leaves(argument)] for argument in self.dynamic]
+        argnums = tuple(number for number, leaves in enumerate(flags_by_argument) if leaves and all(leaves))
         static = _static_positions(self.function, self.args)
         sent = SentCall(
             function=self.function,

@@ -62,7 +62,7 @@ class HostSlice:
         return HostSlice(topology=topology, stand_ins=dict(zip(here, devices, strict=False)))
 
     def replacements(self) -> Iterator[Replacement]:
-        """Yield replacements of functions of JAX: their devices are as many as the slice's, meshes in its order."""
+        """Yield replacements of functions of JAX: they count the slice's devices, and order meshes as on it."""
         import jax
         from jax.experimental import mesh_utils
 

@@ -8,12 +8,12 @@ import numpy as np
 from systolic.support.call_errors import WrongCallError
 from systolic.support.choices import unknown_name
 
-# That most matrices have, for the message about a name that is none: any dtype of NumPy or ml_dtypes is a name.
+# Common dtypes, for the message about an unknown name; any dtype of NumPy or ml_dtypes is accepted.
 _DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int32", "int8", "int4")
 
 
 class SpecError(WrongCallError, ValueError):
-    """An impossible product: a size below one or past what a TPU counts, or an unknown dtype."""
+    """An impossible product: a size below one or above the largest that a TPU counts, or an unknown dtype."""
 
 
 # An int32 surely holds the sum of this many products of int8 by int8: each is up to 128².
@@ -21,7 +21,7 @@ EXACT_INT32_PRODUCTS = (2**31 - 1) // 2**14
 
 
 def parts_of_k(k: int) -> list[slice]:
-    """Return parts of k, each of which an int32 sums without wrapping."""
+    """Return slices of k that are short enough for an int32 sum without wrapping."""
     return [slice(first, first + EXACT_INT32_PRODUCTS) for first in range(0, max(k, 1), EXACT_INT32_PRODUCTS)]
 
 

@@ -80,10 +80,10 @@ class FusedOperand:
 class Prologue:
     """An elementwise function of an operand, applied before it is multiplied."""
 
-    dtype: str  # that it makes
+    dtype: str  # of its result
     name: str = ""
     op_count: int = 1  # vector operations an element, at a guess
-    operands: tuple[FusedOperand, ...] = ()  # that it reads in addition
+    operands: tuple[FusedOperand, ...] = ()  # further operands that it reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

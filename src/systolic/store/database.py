@@ -42,8 +42,8 @@ CREATE TABLE IF NOT EXISTS trials (
 """
 # As SQLite keeps it in the first page of the file.
 _SCHEMA_MARK = b"CREATE TABLE trials (\n  subject TEXT NOT NULL REFERENCES subjects (key)"
-# What is not the file's fault: https://www.sqlite.org/rescode.html. Statements here are constant, so that whatever else
-# SQLite says of them, such as "no such table", the file is to blame for.
+# Errors that are not the file's fault: https://www.sqlite.org/rescode.html. Statements here are constant, so any other
+# error, such as "no such table", is the file's fault.
 _ENVIRONMENT = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_BUSY,
@@ -188,7 +188,7 @@ def _address(file: Path, *, writing: bool) -> str:
 def _check_ours(file: Path) -> None:
     """Refuse a file that is not a store: it is neither written nor set aside, whatever is wrong with it.
 
-    Ours bears three marks: SQLite's, the application's, and the text of a table. Two of them are enough to tell a
+    A store has three marks: SQLite's, the application's, and the text of a table. Two of them are enough to tell a
     damaged store from a stranger's file.
     """
     for ending in _BESIDE:  # SQLite opens them by name, and would wait for a pipe

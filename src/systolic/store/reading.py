@@ -25,7 +25,7 @@ from systolic.support.choices import unknown_name
 from systolic.support.untrusted import UntrustedError, shown, structured
 
 _VERSION = re.compile(r"[\w.+!-]{0,80}", re.ASCII)
-# A kernel that is twice as fast as its products or its copies alone is none: constants of the model are not that wrong.
+# No kernel is twice as fast as its products or its copies alone: the model's constants are not that wrong.
 _POSSIBLE = 0.5
 _LONGEST_US = 1e12  # eleven days: no kernel of a size that a TPU counts takes as long
 
@@ -57,12 +57,12 @@ def read_subject(record: Any) -> Subject:
 def read_trial(record: Any, subject: Subject) -> Trial:
     """Return a trial of a subject from the values of `read_json`.
 
-    Trials of other versions of the kernels, jax or libtpu, or of other constants of the simulator, count for nothing
-    here, and obey rules that are not known here: of these, tiles and least times are not judged.
+    Trials of other versions of the kernels, jax or libtpu, or of other constants of the simulator, are not used here,
+      and obey rules that are not known here: their tiles and least times are not checked.
 
     Raises:
-      UntrustedError: it is none; or it has a time that is not above 0 or that no kernel can have, something below 0, a
-        time though it failed, or tiles that break rules.
+      UntrustedError: it is not a trial; or it has a time that is not above 0 or that no kernel can have, something
+        below 0, a time although it failed, or tiles that break rules.
     """
     trial = structured(record, Trial)
     if (trial.function is not None) != (subject.op == FUNCTIONS.name) or None not in (

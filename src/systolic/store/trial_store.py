@@ -43,7 +43,7 @@ class StoreHealth:
     """The state of a store.
 
     Attributes:
-      there: there is a file with trials.
+      exists: there is a file with trials.
       schema: version of its tables; None where they cannot be read.
       subjects, trials: how many can be read.
       unreadable: rows that cannot, each with the reason.
@@ -51,7 +51,7 @@ class StoreHealth:
     """
 
     file: Path
-    there: bool
+    exists: bool
     schema: int | None = None
     subjects: int = 0
     trials: int = 0
@@ -180,14 +180,14 @@ class TrialStore:
         bad: list[str] = []
         try:
             if not is_there(self.file):
-                return StoreHealth(file=self.file, there=False)
+                return StoreHealth(file=self.file, exists=False)
             with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
                 trials_by_subject = read_all(connection, bad)
         except StoreError as error:
-            return StoreHealth(file=self.file, there=True, problem=str(error))
+            return StoreHealth(file=self.file, exists=True, problem=str(error))
         return StoreHealth(
             file=self.file,
-            there=True,
+            exists=True,
             schema=database.SCHEMA_VERSION,
             subjects=len(trials_by_subject),
             trials=sum(len(trials) for _, trials in trials_by_subject),
@@ -214,7 +214,7 @@ class TrialStore:
         if is_there(self.file):
             with suppress(StoreDamagedError), named_errors(self.file):
                 return database.connection(self.file, writing=writing)
-        # SQLite lets two processes neither make a file nor replace one at once: they take turns.
+        # SQLite does not let two processes make or replace a file at once, so they take turns.
         import fcntl  # Linux and macOS; nothing else here needs it
 
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ class TrialStore:
             f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}"
         )
         self.file.replace(aside)
-        for ending in ("-wal", "-shm", "-journal"):  # what a killed writer had kept is there
+        for ending in ("-wal", "-shm", "-journal"):  # they hold the trials of a killed writer
             journal = self.file.with_name(self.file.name + ending)
             if journal.exists():
                 journal.replace(aside.with_name(aside.name + ending))
@@ -246,7 +246,7 @@ class TrialStore:
             with closing(database.connection(self.file, writing=True)) as connection, transaction(connection):
                 write(connection, saved)
             count = sum(len(trials) for _, trials in saved)
-        finally:  # where the old one is has to be said also if there is no room for a new one
+        finally:  # the warning names the old file also if there is no room for a new one
             warn_user(
                 f"{error}; kept as {shown_path(aside)}, begun anew with the {count} trials that can be read of it",
                 StoreWarning,

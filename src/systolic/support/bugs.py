@@ -41,7 +41,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
         super().__init__(
             f"this is a bug of systolic, not of your code: {summary}\n"
             f"Versions: {installed}.\n"
-            "Please report it to those who maintain systolic, with this text, its traceback, what you called, and what "
+            "Please report it to the maintainers of systolic, with this text, its traceback, what you called, and what "
             "`systolic doctor` prints."
         )
 
@@ -62,7 +62,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
         cause = self.__cause__
         try:
             pickle.loads(pickle.dumps(cause))
-        except Exception:  # noqa: BLE001 -- whatever its class does when it is pickled: the text is kept in any case
+        except Exception:  # noqa: BLE001 -- any error of pickling its class: the text is kept
             cause = None
         return _rebuilt, (self.summary, self.details, cause)
 

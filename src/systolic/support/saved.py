@@ -28,7 +28,7 @@ class SavedResult(Summarised):
         """Read the text of `to_json`.
 
         Raises:
-          ValueError: the text is no such result, or one of another version's format; of an explanation it is an
+          ValueError: the text is not such a result, or one of another version's format; of an explanation it is an
             `ExplanationError`, of a check a `CheckReportError`.
         """
         return read_record(text, cls, cls.saved_name, cls.saved_error)

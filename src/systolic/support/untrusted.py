@@ -37,7 +37,7 @@ def read_json(text: str | bytes) -> Any:
     thousand brackets with a `RecursionError`.
 
     Raises:
-      UntrustedError: it is no such text.
+      UntrustedError: it is not such a text.
     """
     try:
         decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
@@ -54,14 +54,14 @@ def read_json(text: str | bytes) -> Any:
         raise UntrustedError("not JSON that can be read: a number has thousands of digits") from error
 
 
-def read_json_file(path: Path, error: type[ValueError], *, wanted: str = "") -> Any:
-    """Return the value of a JSON file; raise `error` if it cannot be read or is none. `wanted` is what it should be."""
+def read_json_file(path: Path, error: type[ValueError], *, expected: str = "") -> Any:
+    """Return the value of a JSON file; raise `error` if it cannot be read or is no JSON. `expected` names its kind."""
     try:
         return read_json(read_regular(path))
     except OSError as reason:
         raise error(f"cannot read {path}: {reason.strerror}") from reason
     except UntrustedError as reason:
-        raise error(f"{path} is {reason}" + (f"; this takes {wanted}" if wanted else "")) from reason
+        raise error(f"{path} is {reason}" + (f"; this takes {expected}" if expected else "")) from reason
 
 
 def structured(value: Any, kind: type[_T]) -> _T:
@@ -75,7 +75,7 @@ def structured(value: Any, kind: type[_T]) -> _T:
         `check_saved` raises a `ValueError`.
 
     Raises:
-      UntrustedError: it is none.
+      UntrustedError: it is not such a record.
     """
     try:
         return _converter().structure(value, kind)

@@ -195,7 +195,7 @@ class KernelContents:
 
 
 class RecordedContents:
-    """Pass on a device's contents, and record all operands that a run has asked for."""
+    """Pass on a device's contents, and record all operands that a run requests."""
 
     def __init__(self, contents: DeviceContents) -> None:
         self._contents = contents

@@ -75,5 +75,5 @@ def trace_files(path: Path) -> list[Path]:
 
 
 def _named(planes: Sequence[str]) -> str:
-    more = f" and {len(planes) - _MAX_SHOWN} more" if len(planes) > _MAX_SHOWN else ""
-    return (", ".join(planes[:_MAX_SHOWN]) or "no planes") + more
+    rest = f" and {len(planes) - _MAX_SHOWN} more" if len(planes) > _MAX_SHOWN else ""
+    return (", ".join(planes[:_MAX_SHOWN]) or "no planes") + rest

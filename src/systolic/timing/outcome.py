@@ -164,7 +164,7 @@ def _status(error: Exception) -> Status:
     return "failed"
 
 
-@runs_user_code  # what a worker or a cluster raises is not the fault of who waits for it
+@runs_user_code  # an error of a worker or a cluster is not the fault of the waiting code
 def _result(job: Future[Measurement]) -> Measurement:
     return job.result()
 

@@ -69,11 +69,11 @@ class SavedProgram:
 class _Content:
     """The owner of some of the words, or the reason why there are none."""
 
-    partitions: tuple[int, ...]  # that have them
+    partitions: tuple[int, ...]  # partitions that have these words
     operation: str  # "": an argument of the program
     call: int
     index: int  # of the operand, or the argument's number
-    words: int  # how many
+    words: int  # number of words
     unknown: str  # why there are none; "": there are
     computed: bool  # see `Unknown`
 

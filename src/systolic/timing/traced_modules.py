@@ -152,16 +152,16 @@ def _modules(plane: Any) -> Iterable[TracedModule]:
 
 def _ops(executions: Sequence[Sequence[_Event]]) -> Iterable[TracedOp]:
     """Return the operations of a program; one that an execution does not have took no time in it."""
-    known: dict[str, str] = {}  # names, by an operation's text
+    names: dict[str, str] = {}  # by an operation's text
     calls: dict[str, dict[int, list[float]]] = {}
     categories: dict[str, str] = {}  # by name
     for number, events in enumerate(executions):
         for event in events:
-            if event.name not in known:
+            if event.name not in names:
                 name, category = _name_and_category(event.name)
-                known[event.name] = name
+                names[event.name] = name
                 categories.setdefault(name, _shown(event.category) or category)
-            name = known[event.name]
+            name = names[event.name]
             calls.setdefault(name, {}).setdefault(number, []).append(event.own_ns)
     for name, times in calls.items():
         absent = [0.0] * (len(executions) - len(times))

@@ -77,8 +77,8 @@ def _advice(error: UnknownValueError | UnknownWordsError, call: Call) -> str:
 
 def _decides(places: Sequence[Decision]) -> str:
     """Return "which decides how often the while loop runs (file.py:12 in name)"."""
-    more = len(places) - _MAX_DECISIONS
-    texts = [place.text for place in places[:_MAX_DECISIONS]] + ([f"{more} more"] if more > 0 else [])
+    omitted = len(places) - _MAX_DECISIONS
+    texts = [place.text for place in places[:_MAX_DECISIONS]] + ([f"{omitted} more"] if omitted > 0 else [])
     return f"which decides {' and '.join(texts)}"
 
 

@@ -1,7 +1,7 @@
 """Run the trials of a search on a Dask cluster, which outlives its workers.
 
 Dask sends functions: whoever reaches a scheduler can run code on its machine, its workers' and its clients'. With
-`tls://`, only who has a certificate of the same authority reaches it.
+`tls://`, only holders of a certificate of the same authority reach it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClusterError(WrongCallError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """Files in PEM format that let this machine into a cluster, and tell it that it is the right one."""
+    """Files in PEM format that let this machine into a cluster, and prove the cluster's identity to it."""
 
     # The certificate that signed the scheduler's, the workers' and this machine's certificates.
     authority: Path
@@ -91,7 +91,7 @@ def cluster(
         executor = client.get_executor(pure=False)
         alone = functools.partial(simulated_alone, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
 
-        @runs_user_code  # what Dask raises is the cluster's
+        @runs_user_code  # any error of Dask is the cluster's
         def submit(experiment: Experiment) -> Future[Measurement]:
             return executor.submit(alone, experiment)
 
@@ -100,7 +100,7 @@ def cluster(
 
 
 def _security(address: str, certificates: Certificates | None) -> Security | None:
-    """Return what Dask connects with, None for its own configuration; raise ClusterError for wrong certificates."""
+    """Return Dask's security settings, None for its own configuration; raise ClusterError for wrong certificates."""
     from dask import config
     from distributed import Security
 
@@ -124,7 +124,7 @@ def _security(address: str, certificates: Certificates | None) -> Security | Non
 
 
 def _check(certificates: Certificates) -> None:
-    """Check that the files are there and fit each other: Dask would say so late, or ask for a passphrase."""
+    """Check that the files exist and fit each other: Dask would fail later, or ask for a passphrase."""
     files = (certificates.authority, certificates.certificate, certificates.key)
     for file in files:
         try:

@@ -89,7 +89,7 @@ def tune_function(
     search = Search[FunctionConfig](
         subject=subject,
         experiment=_Experiments(fn=fn, args=args, chip=chip_model),
-        # The function as it is has to have a time, to be compared with.
+        # The unchanged function has to have a time, to be compared with.
         least_time_us=lambda config: 0.0 if config == default else programs[config].least_us,
         first=list(first),
         ranking=Ranking(variants, partial(_features, over=over)),
@@ -169,7 +169,7 @@ def _bound(fn: Function, keywords: Keywords) -> Function:
 
 
 def _traced(
-    pool: WorkerPool, fn: Function, args: Sequence[Any], every: Sequence[Keywords], chip: Chip
+    pool: WorkerPool, fn: Function, args: Sequence[Any], choices: Sequence[Keywords], chip: Chip
 ) -> list[FunctionAnalysis | str]:
     """Return the analysis of each variant by tracing; a text says why it cannot be traced.
 
@@ -182,7 +182,7 @@ def _traced(
     call = Call.described(fn, args, chip)
     jobs = [
         pool.submit(analyse_function, replace(call, fn=_bound(fn, keywords)), label=f"reading {name}")
-        for keywords in every
+        for keywords in choices
     ]
     result: list[FunctionAnalysis | str] = []
     for job in jobs:
@@ -190,28 +190,26 @@ def _traced(
             result.append(job.result())
         except (NamedFunctionError, CompilerMissing, SystolicBug):
             raise
-        except Exception as error:  # noqa: BLE001 -- what a function raises for sizes that it does not take is its answer
+        except Exception as error:  # noqa: BLE001 -- an error for sizes that it does not take is its result
             result.append(Outcome.failed(name, error).located_reason)
     return result
 
 
 def _sorted_out(
-    every: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
+    choices: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
 ) -> tuple[list[Variant], tuple[LeftOut, ...], FunctionConfig | None]:
     """Return the variants to compile, those left out with reasons, and the configuration of the function as it is."""
     reference = next((outcome for outcome in read if isinstance(outcome, FunctionAnalysis)), None)
     variants: dict[str, Variant] = {}
     left_out = []
-    # Those with arguments first: one that is the function as it is goes by its arguments.
-    for keywords, analysis in [*zip(every[1:], read[1:], strict=True), (every[0], read[0])]:
+    # Variants with arguments first: one with the same program as the unchanged function is named by its arguments.
+    for keywords, analysis in [*zip(choices[1:], read[1:], strict=True), (choices[0], read[0])]:
         reason = _reason(analysis, reference)
         if isinstance(analysis, str) or reason:
             left_out.append(LeftOut(keywords=keywords, reason=reason))
         elif analysis.program not in variants:
             config = FunctionConfig(keywords=keywords, program=analysis.program)
-            modelled_us = (
-                analysis.modelled_us or None
-            )  # without a kernel, or with one that has no step, the sum is empty
+            modelled_us = analysis.modelled_us or None  # the sum is empty without a kernel, or if it has no step
             variants[analysis.program] = Variant(config=config, modelled_us=modelled_us, least_us=analysis.least_us)
         elif keywords:
             left_out.append(
@@ -222,13 +220,13 @@ def _sorted_out(
     return list(variants.values()), tuple(left_out), None if default is None else default.config
 
 
-def _reason(known: FunctionAnalysis | str, whole: FunctionAnalysis | None) -> str:
+def _reason(analysis: FunctionAnalysis | str, reference: FunctionAnalysis | None) -> str:
     """Return the reason against compiling a variant; "" where there is none."""
-    if isinstance(known, str):
-        return known
-    if whole is not None and known.out != whole.out:
-        return f"its results are {known.out} in place of {whole.out}: what changes the result is not a tile size"
-    return str(known.errors[0]) if known.errors else ""
+    if isinstance(analysis, str):
+        return analysis
+    if reference is not None and analysis.out != reference.out:
+        return f"its results are {analysis.out} in place of {reference.out}: what changes the result is not a tile size"
+    return str(analysis.errors[0]) if analysis.errors else ""
 
 
 def _name(fn: Function) -> str:
@@ -255,7 +253,7 @@ def _arguments(args: Sequence[Any]) -> tuple[str, ...]:
 def _features(config: FunctionConfig, over: Mapping[str, Sequence[Any]]) -> tuple[float, ...]:
     """Return a variant's coordinates: octaves of its sizes; for other values their index.
 
-    The function as it is stands in the middle: what its sizes are is not known.
+    The unchanged function is placed in the middle, because its sizes are not known.
     """
     chosen = config.arguments
     return tuple(

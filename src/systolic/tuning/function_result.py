@@ -23,7 +23,7 @@ from systolic.support.summary import Summarised, Summary
 from systolic.support.untrusted import UntrustedError, structured
 from systolic.tuning.saved import End, SavedTuningError, read_result, write_result
 
-_MOSTLY = 0.5  # of its time, that Pallas kernels take: then two variants are compared as two tiles of one kernel are
+_MOSTLY = 0.5  # of its time in Pallas kernels, from which two variants are compared like two tiles of one kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class FunctionTuning(Summarised):
 
     @property
     def unmodelled_trials(self) -> int:
-        """Trials that no model has ranked, as they call no Pallas kernel: which is tried first says nothing of them."""
+        """Trials that no model has ranked, because they call no Pallas kernel: their order says nothing."""
         return sum(trial.modelled_us is None for trial in self.trials)
 
     def summary(self) -> Summary:
@@ -117,7 +117,7 @@ class FunctionTuning(Summarised):
           args: arrays or `jax.ShapeDtypeStruct`s, which `partial` needs where fields of records were tuned.
 
         Raises:
-          SavedTuningError: the text is no such result, or one of another version's format.
+          SavedTuningError: the text is not such a result, or one of another version's format.
         """
         try:
             subject, trials, ended, document = read_result(text)

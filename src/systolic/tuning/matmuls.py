@@ -53,8 +53,8 @@ def matmuls(
         step = jax.jit(systolic.matmuls()(step))   # the same, as a decorator
 
     A product is taken where `systolic.tune` has found, for its sizes and dtypes and for this chip, that XLA takes
-    longer. That is of products alone: XLA fuses them with what is around them, and `systolic.simulate` of the function
-    with and without says what all of it gains.
+    longer. Those times are of products alone. XLA fuses products with the code around them: `systolic.simulate` of the
+      function with and without the block shows what all of it gains.
 
     The block holds for this thread. Functions of `jax.jit` that are called in it are compiled again, even if they
     were compiled before; outside they are unchanged. Products inside of `jit`, `scan`, `while_loop`, `cond`,
@@ -74,7 +74,7 @@ def matmuls(
       The block, which is a decorator too. Printed, it says what was taken, what not, and why.
 
     Raises:
-      SpecError: an option has a value that is none.
+      SpecError: an option has no such value.
       UnknownChipError: no such chip.
     """
     return Matmuls(least_ratio=least_ratio, where_unknown=where_unknown, implementation=implementation, chip=chip)

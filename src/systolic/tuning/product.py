@@ -147,7 +147,7 @@ def _measure(search: Search[KernelConfig], programs: Programs, chip: Chip, count
             time_us = measure(fn, programs.arguments, with_flags(chip, trial.flags)).time_us
         except NoDeviceError:
             raise
-        except Exception as error:  # noqa: BLE001 -- the device's: one trial's failure ends no search
+        except Exception as error:  # noqa: BLE001 -- the device's error: one trial's failure ends no search
             reason = f"not measured: {type(error).__name__}: {error}"
             search.trials[trial.config] = dataclasses.replace(trial, reason=reason)
             continue

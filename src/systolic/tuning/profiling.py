@@ -89,7 +89,7 @@ def profile_tiles(
         libtpu=made_with.libtpu,
         command=f"systolic table profile --chip {chip.name} --dtype {dtype} "
         + ("--again" if count is None else f"--count {count}"),
-        profiles=tuple(sorted(result, key=lambda one: one.tile)),
+        profiles=tuple(sorted(result, key=lambda entry: entry.tile)),
     )
     return made, failed
 

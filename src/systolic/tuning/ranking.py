@@ -1,8 +1,8 @@
 """Choose which configuration to try next: the model's time, corrected by the results of similar ones.
 
-The model is off by the same few percent for configurations that are alike, so each trial informs about its
-neighbors. The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each
-trial is and drawn towards none where no trial is near.
+The model is off by the same few percent for configurations that are alike, so each trial informs about its neighbors.
+The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each trial is, and
+shrinks to none where no trial is near.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Choice(Protocol[_ConfigOut]):
 
 
 _REACH = 1.0  # in octaves of a tile's side: at this distance a trial counts e^-1/2 of one at none
-_PRIOR = 0.3  # of a trial, by which the model alone counts
+_PRIOR = 0.3  # weight of the model without correction, in trials
 _STAGES, _PIPELINE, _ORDER = 1.0, 1.0, 0.5  # distances, in octaves, between kernels that differ in these
 
 
@@ -99,6 +99,6 @@ class Ranking(Generic[ConfigT]):
             distances = np.min(
                 np.linalg.norm(self._features[:, None] - self._features[taken][None], axis=2), axis=1, initial=np.inf
             )
-            # Two trials at a time shall teach more than one.
+            # Trials that run at the same time have to teach different things.
             predicted = predicted * (1 + 0.01 * np.exp(-((distances / _REACH) ** 2) / 2))
         return self._choices[int(np.argmin(predicted))]

@@ -58,7 +58,7 @@ class TuningResult(KeptTrials, Summarised):
         """Read the text of `to_json`.
 
         Raises:
-          SavedTuningError: the text is no such result, or one of another version's format.
+          SavedTuningError: the text is not such a result, or one of another version's format.
         """
         try:
             subject, trials, ended, document = read_result(text)
@@ -81,7 +81,7 @@ class TuningResult(KeptTrials, Summarised):
 
     @property
     def level_trials(self) -> int | None:
-        """Other trials that their times do not tell from the winner; None: not known."""
+        """Other trials that are no further from the winner than their times may be off; None: not known."""
         winner, error = self.winner, self.winner_error
         if winner is None or winner.config is None or not winner.time_us or error is None:
             return None

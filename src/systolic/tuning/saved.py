@@ -31,12 +31,12 @@ class Ended:
     end: End
 
 
-def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **more: Any) -> str:
-    """Write JSON text for `read_result`; `more` are further fields of one kind of result, as JSON values."""
+def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **fields: Any) -> str:
+    """Write JSON text for `read_result`; `fields` are further JSON values of one kind of result."""
     ended = {field.name: getattr(result, field.name) for field in dataclasses.fields(Ended)}
     rows = [dataclasses.asdict(trial) for trial in trials]
     return json.dumps(
-        {"format": FORMAT, "subject": dataclasses.asdict(subject), "trials": rows, "ended": ended, **more},
+        {"format": FORMAT, "subject": dataclasses.asdict(subject), "trials": rows, "ended": ended, **fields},
         allow_nan=False,
     )
 

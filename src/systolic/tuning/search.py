@@ -37,7 +37,7 @@ class StalledError(WrongCallError, RuntimeError):
 class Watcher:
     """Functions that a search calls while it runs."""
 
-    planned: Callable[[int], None] = lambda trials: None  # how many it will make at the most
+    planned: Callable[[int], None] = lambda trials: None  # the most trials that it will make
     tried: Callable[[Trial, Trial | None], None] = lambda trial, best: None  # one ended; the best so far
 
 
@@ -45,7 +45,7 @@ class Watcher:
 class Effort:
     """Limits of a search, and where its trials run."""
 
-    trials: int = MAX_TRIALS  # the most, including the ones that the store has already
+    trials: int = MAX_TRIALS  # at most, including trials that are in the store
     time_budget_s: float = 120.0  # seconds after which no trial is begun
     exhaustive: bool = False  # try everything; `trials` and `time_budget_s` do not count
     workers: int = 2  # processes that compile
@@ -80,12 +80,12 @@ class Opponent:
 class Search(Generic[ConfigT]):
     """One search in progress."""
 
-    subject: Subject  # what trials are kept under
-    experiment: Callable[[ConfigT], Experiment]  # what to compile for a configuration
-    least_time_us: Callable[[ConfigT], float]  # a time below which no program with a configuration can be
-    first: list[Choice[ConfigT]]  # what is tried before anything else
+    subject: Subject  # trials are stored under it
+    experiment: Callable[[ConfigT], Experiment]  # to compile for a configuration
+    least_time_us: Callable[[ConfigT], float]  # a lower bound of the time of a program with a configuration
+    first: list[Choice[ConfigT]]  # tried before anything else
     ranking: Ranking[ConfigT]  # all that can be tried
-    considered: int  # how many configurations there are to choose from
+    considered: int  # number of configurations to choose from
     store: TrialStore
     watcher: Watcher
     effort: Effort
@@ -96,30 +96,30 @@ class Search(Generic[ConfigT]):
     def __post_init__(self) -> None:
         self._until = float("inf") if self.effort.exhaustive else time.monotonic() + self.effort.time_budget_s
 
-    def run(self, kept: Iterable[Trial], opponent: Opponent | None = None) -> End:
+    def run(self, earlier: Iterable[Trial], opponent: Opponent | None = None) -> End:
         """Try the most promising until a limit is reached.
 
         Args:
-          kept: earlier trials that still count.
+          earlier: trials of earlier searches that still count.
           opponent: XLA, whose time becomes the trial without a configuration, unless there is one.
 
         Raises:
           StalledError: no trial has ended for far longer than one may take.
         """
         if self.effort.submit is not None:
-            return self._run(Runner(self.effort.submit), kept, opponent)
+            return self._run(Runner(self.effort.submit), earlier, opponent)
         with self.effort.pool() as pool:
-            return self._run(Runner(pool), kept, opponent)
+            return self._run(Runner(pool), earlier, opponent)
 
     def best(self) -> Trial | None:
         """Return the fastest by simulated time, which all have; measured times come later."""
         timed = [
             trial for config, trial in self.trials.items() if config is not None and trial.simulated_us is not None
         ]
-        return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
+        return min(timed, key=lambda ended: ended.simulated_us or 0.0, default=None)
 
-    def _run(self, runner: Runner, kept: Iterable[Trial], opponent: Opponent | None) -> End:
-        for trial in kept:
+    def _run(self, runner: Runner, earlier: Iterable[Trial], opponent: Opponent | None) -> End:
+        for trial in earlier:
             self._learn(trial)
         opponent = None if None in self.trials else opponent
         planned = self.considered if self.effort.exhaustive else self.effort.trials

@@ -1,16 +1,17 @@
 """Fit constants of a chip's model to half of the published programs and check them on the other half.
 
 The objective is the mean, over the programs of the fitting half, of |log(predicted / device time)|; a program that
-several sources timed counts once, with the mean over its rows. It is an absolute error and not a squared one, so that
-one time that nothing explains pulls no harder than any other.
+several sources timed counts once, with the mean over its rows. It is an absolute error and not a squared one, so that a
+time that nothing explains has no more weight than any other.
 
-The constants are looked for by successive linear programming, within bounds and from the shipped values. Around the
-best place so far every program's error is taken to be linear in the constants; which constants within reach then make
-the mean absolute error smallest is a linear program. The reach shrinks where that picture promised more than the
-simulator kept. Times are nearly linear in these constants over wide stretches, so it ends after a few dozen rounds.
+The method is successive linear programming, within bounds, from the shipped values. Around the best constants so far
+every program's error is taken to be linear in the constants; the constants within reach that minimize the mean absolute
+error are then the solution of a linear program. The reach shrinks if the linear model predicts a larger gain than the
+simulator confirms. Times are nearly linear in these constants over wide ranges, so the search ends after a few dozen
+rounds.
 
-A constant's bracket tells how well the rows determine it: as far as it can move alone while the objective stays within
-15 % of the best (or at least within a thousandth, since many constants can fit a few programs perfectly).
+A constant's bracket shows how well the rows determine it: how far it can move alone while the objective stays within 15
+% of the best (or at least within a thousandth, since many constants can fit a few programs perfectly).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read device times of recorded operations from JSON lines, and draw samples of them.
 
 A line is an object {op, chip, arguments, config, time_us, spread, samples}: an operation with its bound arguments and
-tiles, and the median of so many device times. `spread` is their deviation over the median.
+tiles, and the median of `samples` device times. `spread` is their deviation over the median.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_device_times(path: Path) -> tuple[PublishedRow, ...]:
     """Return the rows of a file.
 
     Raises:
-      PublishedFileError: the file cannot be read, or a line is no such record.
+      PublishedFileError: the file cannot be read, or a line is not such a record.
     """
     name = printable(path.name)
     rows = []
@@ -83,7 +83,7 @@ def for_fitting(row: PublishedRow) -> bool:
 
 
 def _identity(row: PublishedRow) -> list[Any]:
-    """Return what tells a row from the others of its chip and kind: another order of lines draws the same sample."""
+    """Return a row's identity within its chip and kind, so that another order of lines draws the same sample."""
     return [row.arguments, row.config] if row.arguments else [row.source, row.line]
 
 

@@ -29,14 +29,14 @@ WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
 LARGE = 2048  # below, a product is short compared with what a wall clock adds to it
 LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the time than bytes
-OTHER_PROGRAM = "another program was timed"  # how the reason of such a row begins
+OTHER_PROGRAM = "another program was timed"  # the beginning of such a row's reason
 # Rows whose source leaves the program open are compared, but their error is not the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
-# The time of the event in which the TensorCore waits for its SparseCores, not of the whole program: rows say so, or are
-# of a suite that takes these events of its traces wherever there are any (Ironwood/src/benchmark_utils.py).
+# The time of the event in which the TensorCore waits for its SparseCores, not of the whole program: a row states it, or
+# is of a suite that times these events wherever its traces have any (Ironwood/src/benchmark_utils.py).
 _CALL_DONE = re.compile(r"\bcall-done event\b", re.IGNORECASE)
 _SUITE_OF_CALL_DONE = "accelerator-microbenchmarks"
-_ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
+_SINGLE_CORE_NOTE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
 
 
 class OpError(ValueError):
@@ -141,7 +141,7 @@ def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProg
     """Return the program of a row, or the reason why there is none to predict."""
     try:
         row_chip = chip_of(row)
-        if row_chip.cores_per_device > 1 and _ONE_CORE.search(row.notes):
+        if row_chip.cores_per_device > 1 and _SINGLE_CORE_NOTE.search(row.notes):
             return f"one of the device's {row_chip.cores_per_device} cores was timed; a simulated device uses all"
         program = program_of(row)
     except (UnknownChipError, ValueError) as error:
@@ -255,13 +255,13 @@ def _rank_correlation(device: Sequence[float], predicted: Sequence[float]) -> fl
 class ChipStatistics:
     """One chip's errors: of all counted rows, of rows with m, k and n from 2048 on, and of the unseen among these."""
 
-    every: ErrorStatistics
+    all_rows: ErrorStatistics
     from_2048: ErrorStatistics
     from_2048_not_in_view: ErrorStatistics
 
     def record(self) -> dict[str, Any]:
         parts = {name: asdict(getattr(self, name)) for name in ("from_2048", "from_2048_not_in_view")}
-        return {**asdict(self.every), **parts}
+        return {**asdict(self.all_rows), **parts}
 
 
 def collective_statistics(rows: Sequence[ComparedRow]) -> dict[str, ErrorStatistics]:
@@ -288,7 +288,7 @@ def statistics_by_chip(rows: Sequence[ComparedRow]) -> dict[str, ChipStatistics]
         of_chip = [row for row in rows if row.chip == name and row.kind != COLLECTIVE]
         large = [row for row in of_chip if min(row.m or 0, row.k or 0, row.n or 0) >= LARGE]
         result[name] = ChipStatistics(
-            every=error_statistics(of_chip),
+            all_rows=error_statistics(of_chip),
             from_2048=error_statistics(large),
             from_2048_not_in_view=error_statistics([row for row in large if not row.in_view]),
         )

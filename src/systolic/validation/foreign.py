@@ -29,10 +29,10 @@ from systolic.validation.errors import OpError, Rebuilt
 from systolic.validation.published import COLLECTIVE, PublishedRow
 from systolic.validation.recorded import recorded_program
 
-# Before it, tiles of dlhs stand as (tile_m, tile_k, tile_n), afterwards as (tile_m, tile_n, tile_k).
+# Before it, tiles of dlhs are written as (tile_m, tile_k, tile_n), afterwards as (tile_m, tile_n, tile_k).
 _DLHS_TILES_TURNED = "2026-07-14"
 _THREE_TILES = re.compile(r"\(?(\d{1,6}),\s*(\d{1,6}),\s*(\d{1,6})\)?", re.ASCII)
-_ONE_BLOCK = re.compile(r"block (\d{1,6}) \(q,\s*kv,\s*kv_compute\)", re.ASCII)
+_BLOCK_FOR_ALL = re.compile(r"block (\d{1,6}) \(q,\s*kv,\s*kv_compute\)", re.ASCII)
 _HEADS = re.compile(r"(\d{1,5}) seqs? x (\d{1,4}) q heads \((\d{1,4}) kv\)", re.ASCII)
 
 
@@ -65,7 +65,7 @@ def _grouped(row: PublishedRow) -> Rebuilt:
     m, k, n = sizes_of(row)
     tiles = _THREE_TILES.fullmatch(row.stated_tiles)
     if tiles is None or not row.group_sizes:
-        raise OpError("megablox' gmm needs tiles (tile_m,tile_k,tile_n) and group_sizes, and the row has not both")
+        raise OpError("megablox' gmm needs tiles (tile_m,tile_k,tile_n) and group_sizes, and the row lacks one of them")
     tiling = tuple(map(int, tiles.groups()))
     lhs, rhs, out = (_dtype(name) for name in (row.dtype_lhs, row.dtype_rhs, row.dtype_out))
     groups = len(row.group_sizes)
@@ -78,7 +78,7 @@ def _grouped(row: PublishedRow) -> Rebuilt:
 
 def _attention(row: PublishedRow) -> Rebuilt:
     m, k, n = sizes_of(row)
-    heads, block = _HEADS.fullmatch(row.batch), _ONE_BLOCK.fullmatch(row.stated_tiles)
+    heads, block = _HEADS.fullmatch(row.batch), _BLOCK_FOR_ALL.fullmatch(row.stated_tiles)
     if not row.op.startswith("splash attention fwd") or "causal" not in row.op or heads is None or block is None:
         raise OpError(
             "only causal splash attention fwd is known, with batch as in '12 seqs x 64 q heads (8 kv)' and tiles as in "
@@ -129,12 +129,12 @@ def _ragged(row: PublishedRow) -> Rebuilt:
 
 
 def ragged_forward(
-    lhs: Array, rhs: Array, sizes: Array, *, tiling: tuple[int, int, int], buffers: int, **more: Any
+    lhs: Array, rhs: Array, sizes: Array, *, tiling: tuple[int, int, int], buffers: int, **options: Any
 ) -> Array:
     """Return the product of lhs[m, k] and the rhs[groups, k, n] of each row's group by tokamax's kernel."""
     from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel  # pyright: ignore[reportMissingImports]
 
-    return kernel.gmm(lhs, rhs, sizes, _PRECISION, jnp.bfloat16, tiling, buffers, **more)
+    return kernel.gmm(lhs, rhs, sizes, _PRECISION, jnp.bfloat16, tiling, buffers, **options)
 
 
 def ragged_dlhs(grad: Array, rhs: Array, sizes: Array, *, tiling: tuple[int, int, int], buffers: int) -> Array:
@@ -155,7 +155,7 @@ _PRECISION = (jax.lax.Precision.DEFAULT, jax.lax.Precision.DEFAULT)
 def sizes_of(row: PublishedRow) -> tuple[int, int, int]:
     """Return m, k and n of a row; raise `OpError` if one is missing."""
     if row.m is None or row.k is None or row.n is None:
-        raise OpError(f"{row.kind} needs m, k and n, and the row has not all of them")
+        raise OpError(f"{row.kind} needs m, k and n, and the row lacks one of them")
     return row.m, row.k, row.n
 
 

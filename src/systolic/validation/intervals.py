@@ -10,12 +10,13 @@ n degrees of freedom. With fewer than three there is no number.
 
 Intervals are from programs that constants may be fitted to. Among recorded operations others are held out, and it is
 counted how many of their published times lie within the interval that is printed. In CSV files none is held out, and a
-program that constants were fitted to lies closer for that: with p = 6 constants, 2 of links, fitted to N such programs
-a deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
+program that constants were fitted to lies closer for that reason: with p = 6 constants, 2 of links, fitted to N such
+programs a deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and is
+weighted by that.
 
-Two times of the same kernel share much of their errors, so their ratio has an interval of its own: by the
-same rule, of how far a program of a kernel and the one nearest in its sizes lie apart. Programs that are compared with
-each other are nearer still, as a rule: they have equal sizes.
+Two times of the same kernel share much of their errors, so their ratio has an interval of its own: the same rule,
+applied to the difference between the deviations of a kernel's program and of its program nearest in sizes. Programs
+that are compared with each other are nearer still, as a rule: they have equal sizes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Compared:
     sizes: tuple[int, ...]  # m, k and n; of a recorded operation, its arrays' sizes
     deviation: float  # device time over simulated time, less 1
     traits: ProgramTraits
-    in_view: bool  # whether constants were fitted with it in view
+    in_view: bool  # True if constants were fitted with it in view
     recorded: bool = False  # a recorded operation: if not in view, neither constants nor intervals come from it
 
     @property
@@ -90,8 +91,8 @@ def compared_programs(rows: Iterable[ComparedRow], measured: Mapping[str, Measur
         row, traits = shared[0], measured[program].traits
         if traits is None:
             continue
-        device_us = statistics.median(one.published_us - one.dispatch_us for one in shared)
-        in_view = any(one.in_view for one in shared)
+        device_us = statistics.median(timed.published_us - timed.dispatch_us for timed in shared)
+        in_view = any(timed.in_view for timed in shared)
         result.append(
             Compared(
                 chip=row.chip,
@@ -119,11 +120,11 @@ class _Weighed:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A program of a kernel and the one nearest in its sizes, and how far their deviations lie apart."""
+    """A program of a kernel and the one nearest in its sizes, and the difference of their deviations."""
 
     generation: str
     kernel: str
-    apart: float
+    difference: float
 
 
 def time_errors(
@@ -146,7 +147,7 @@ def time_errors(
     of_kernel: dict[tuple[str, str], list[float]] = {}
     for pair in _pairs(used):
         for place in _ratio_places(pair):
-            of_kernel.setdefault(place, []).append(pair.apart)
+            of_kernel.setdefault(place, []).append(pair.difference)
     errors = TimeErrors(
         command=command,
         versions=dict(versions),
@@ -154,9 +155,12 @@ def time_errors(
         kinds=tuple(_checked(place, alike) for place, alike in sorted(of_kind.items())),
         ratios=tuple(
             CheckedRatio(
-                generation=generation, kernel=kernel, pairs=len(apart), error_percent=_percent(half_width(apart))
+                generation=generation,
+                kernel=kernel,
+                pairs=len(differences),
+                error_percent=_percent(half_width(differences)),
             )
-            for (generation, kernel), apart in sorted(of_kernel.items())
+            for (generation, kernel), differences in sorted(of_kernel.items())
         ),
     )
     return _with_coverage(errors, [program for program in programs if program.held_out])
@@ -183,7 +187,9 @@ def _with_coverage(errors: TimeErrors, held_out: Sequence[Compared]) -> TimeErro
     ratios: dict[int, list[bool]] = {}
     for pair in _pairs([_Weighed(program, 1.0) for program in held_out]):
         if (ratio := errors.ratio_of(pair.generation, pair.kernel)) is not None:
-            ratios.setdefault(errors.ratios.index(ratio), []).append(pair.apart * 100 <= (ratio.error_percent or 0.0))
+            ratios.setdefault(errors.ratios.index(ratio), []).append(
+                pair.difference * 100 <= (ratio.error_percent or 0.0)
+            )
     return replace(
         errors,
         kinds=tuple(
@@ -233,8 +239,8 @@ def _checked(place: tuple[str, str], alike: Sequence[_Weighed]) -> CheckedKind:
         programs=len(alike),
         bias_percent=round(100 * statistics.median(weighed.program.deviation for weighed in alike), 2),
         error_percent=_percent(half_width([weighed.weighed for weighed in alike])),
-        least_us=round(min(one.time_us for one in traits), 2),
-        most_copies_per_us=round(max(one.copies_per_us or 0.0 for one in traits), 3),
+        least_us=round(min(compared_traits.time_us for compared_traits in traits), 2),
+        most_copies_per_us=round(max(compared_traits.copies_per_us or 0.0 for compared_traits in traits), 3),
     )
 
 

@@ -25,20 +25,20 @@ Programs = Sequence[PublishedProgram | str]  # the program of each row, or why i
 
 
 def simulated(
-    runner: Runner, programs: Programs, chips: Mapping[str, Chip], kept: KeptResults | None = None
+    runner: Runner, programs: Programs, chips: Mapping[str, Chip], store: KeptResults | None = None
 ) -> dict[PublishedProgram, Measurement | str]:
     """Return the simulated time and run of each distinct program, or why there is none.
 
     Args:
       chips: records to use in place of those that are known, by name.
-      kept: results that are not simulated again, to which each new one is added.
+      store: results that are not simulated again; each new result is added to it.
     """
     distinct = _distinct(programs)
     records = {
         program: with_flags(chips.get(program.chip) or chip_named(program.chip), dict(program.flags))
         for program in distinct
     }
-    before = {program: kept.result(program, records[program]) if kept is not None else None for program in distinct}
+    before = {program: store.result(program, records[program]) if store is not None else None for program in distinct}
     result = {program: prediction for program, prediction in before.items() if prediction is not None}
     waiting = [program for program in distinct if program not in result]
     runner.progress.planned(len(waiting))
@@ -46,7 +46,7 @@ def simulated(
     of_job = {running.job: program for program, running in sent.items()}
     for job in as_completed(of_job):  # so that each is kept as soon as it is known
         program = of_job[job]
-        result[program] = _awaited(program, records[program], sent[program], kept)
+        result[program] = _awaited(program, records[program], sent[program], store)
     return {program: result[program] for program in distinct}
 
 
@@ -56,14 +56,14 @@ def _experiment(program: PublishedProgram, chip: Chip) -> Experiment:
     )
 
 
-def _awaited(program: PublishedProgram, chip: Chip, running: Running, kept: KeptResults | None) -> Measurement | str:
+def _awaited(program: PublishedProgram, chip: Chip, running: Running, store: KeptResults | None) -> Measurement | str:
     try:
         outcome = running.outcome()
     except CompilerFlagError as error:  # one row's: other rows have other flags
         return str(error)
     result = outcome.reason if outcome.measurement is None else outcome.measurement
-    if kept is not None and outcome.lasting:
-        kept.keep(program, chip, result)
+    if store is not None and outcome.lasting:
+        store.keep(program, chip, result)
     return result
 
 

@@ -8,7 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.bench.accuracy import operands, reference, tolerance
 from systolic.lessons.kernels.block_sparse import block_list, sparse_matmul
-from systolic.lessons.kernels.output_mask import masked_matmul, next_wanted
+from systolic.lessons.kernels.output_mask import masked_matmul, next_needed
 from systolic.lessons.kernels.scalar_prefetch import ROWS, chosen_blocks, chosen_blocks_by_hand
 from systolic.lessons.scalar_prefetch import PUBLISHED_MS
 from systolic.spec import MatmulSpec
@@ -16,9 +16,9 @@ from systolic.spec import MatmulSpec
 SIDE = 128
 
 
-def assert_close(result, wanted: np.ndarray, k: int) -> None:
-    spec = MatmulSpec.of(wanted.shape[0], k, wanted.shape[1], "bfloat16")
-    assert np.abs(np.asarray(result, np.float64) - wanted).max() <= tolerance(spec, 1)
+def assert_close(result, expected: np.ndarray, k: int) -> None:
+    spec = MatmulSpec.of(expected.shape[0], k, expected.shape[1], "bfloat16")
+    assert np.abs(np.asarray(result, np.float64) - expected).max() <= tolerance(spec, 1)
 
 
 @pytest.mark.sampled(1)
@@ -64,18 +64,18 @@ def test_sparse_matmul(places: list[tuple[int, int]], copies_zeros: bool) -> Non
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("skips_copies", [False, True])
 @pytest.mark.parametrize(
-    "wanted", [np.tri(3, 2), np.ones((2, 2)), [[0, 0, 1], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]]], ids=str
+    "needed", [np.tri(3, 2), np.ones((2, 2)), [[0, 0, 1], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]]], ids=str
 )
-def test_masked_matmul(wanted, skips_copies: bool) -> None:
-    wanted = np.asarray(wanted, np.int32)
-    m, k, n = wanted.shape[0] * SIDE, 3 * SIDE, wanted.shape[1] * SIDE
+def test_masked_matmul(needed, skips_copies: bool) -> None:
+    needed = np.asarray(needed, np.int32)
+    m, k, n = needed.shape[0] * SIDE, 3 * SIDE, needed.shape[1] * SIDE
     lhs, rhs = operands(MatmulSpec.of(m, k, n, "bfloat16"))
     masks = np.stack([np.tri(SIDE, dtype=np.int32), np.ones((SIDE, SIDE), np.int32)])
-    kinds = np.arange(wanted.size, dtype=np.int32).reshape(wanted.shape) % 2
-    whole = (masks[kinds] * wanted[:, :, None, None]).swapaxes(1, 2).reshape(m, n)
+    kinds = np.arange(needed.size, dtype=np.int32).reshape(needed.shape) % 2
+    whole = (masks[kinds] * needed[:, :, None, None]).swapaxes(1, 2).reshape(m, n)
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan")):
         out = masked_matmul(
-            *map(jnp.asarray, (wanted, *next_wanted(wanted), kinds, lhs, rhs, masks)),
+            *map(jnp.asarray, (needed, *next_needed(needed), kinds, lhs, rhs, masks)),
             skips_copies=skips_copies,
             bk=SIDE,
         )
@@ -83,8 +83,8 @@ def test_masked_matmul(wanted, skips_copies: bool) -> None:
     np.testing.assert_array_equal(np.asarray(out, np.float64)[whole == 0], 0)
 
 
-def test_next_wanted() -> None:
-    rows, columns = next_wanted(np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]]))
+def test_next_needed() -> None:
+    rows, columns = next_needed(np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]]))
     assert rows.tolist() == [[0, 0, 1], [1, 1, 1], [1, 1, 1]]
     assert columns.tolist() == [[1, 1, 2], [2, 2, 2], [2, 2, 2]]
 

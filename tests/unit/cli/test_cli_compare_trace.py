@@ -73,7 +73,7 @@ def test_simulated_and_measured_times_stand_next_to_each_other(run: Run, tmp_pat
     code, out, _ = run("compare", saved, trace)
     assert code == 0
     assert "simulated 300.0 µs, measured 322.0 µs (median of 3, 321.0 to 330.0)" in out
-    assert "the simulated time is 6.8% shorter; no error is said" in out
+    assert "the simulated time is 6.8% shorter; the error of such" in out
     assert "in the trace: jit_mlp(42) on /device:TPU:0, TPU v6 Lite" in out
     assert "median error 4.5% of 2 operations in both" in out
     code, out, _ = run("compare", saved, trace, "--json", "-")

@@ -35,5 +35,5 @@ def test_wrong_calls(arguments: list[str], said: str, capsys: pytest.CaptureFixt
 def test_the_record_of_a_step_that_does_not_fit_has_its_need() -> None:
     asked = AskedStep(label="large", chip=chip("v6e"), topology=None, source=Step(fn=abs, args=()))
     refused = Outcome.failed("large", DoesNotFitError(40, 32, 8))
-    record = step_record(StepAnswer(asked=asked, run=None, outcome=refused), {})
+    record = step_record(StepAnswer(step=asked, run=None, outcome=refused), {})
     assert (record["hbm_needed_bytes"], record["hbm_left_bytes"]) == (40, -8)

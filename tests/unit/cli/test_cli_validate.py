@@ -199,7 +199,10 @@ def test_the_page_and_its_picture(run: Run, published: Callable[..., Path], tmp_
         (("--dispatch-us", "-1"), "--dispatch-us"),
         (("--constants", "{here}/missing.json"), "missing.json"),
         (("--constants", "{here}/broken.json"), "is not JSON"),
-        (("--constants", "{here}/v6e.json", "--chip", "v5e"), "holds constants of v6e, of which no row is asked for"),
+        (
+            ("--constants", "{here}/v6e.json", "--chip", "v5e"),
+            "no row of this chip is selected",
+        ),
         (("--constants", "{here}/v9.json"), "holds constants of v9"),
         (("--constants", "{here}/unknown.json"), "constant 'mxu_count' is unknown"),
         (("--plot", "/proc/nothing/x.png"), "cannot write /proc/nothing/x.png"),

@@ -248,7 +248,7 @@ def test_a_view_draws_no_more_than_it_may_and_says_so() -> None:
     full = view(run, 0, run.time_us)
     assert full.left_out == 0
     assert full.lanes == ("loop rounds", "copies 1", "copies 2", "matrix units", "waiting")
-    few = view(run, 0, run.time_us, most=10)
+    few = view(run, 0, run.time_us, max_bars=10)
     assert len(few.bars) == 10
     assert few.left_out == len(full.bars) - 10
     assert {bar.activity for bar in few.bars} == {"round", "read", "matrix", "wait"}

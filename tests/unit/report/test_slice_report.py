@@ -139,8 +139,8 @@ def test_a_view_of_many_devices_and_links_draws_the_slowest_and_the_busiest() ->
     drawn = [lane for lane in found.lanes if "→" in lane]
     assert drawn[0] == "24 → 25 y+"
     assert len(drawn) == 16
-    few = slice_view(run, 0, run.time_us, most=25)
-    assert len(few.bars) + few.left_out == len(slice_view(run, 0, run.time_us, most=100_000).bars)
+    few = slice_view(run, 0, run.time_us, max_bars=25)
+    assert len(few.bars) + few.left_out == len(slice_view(run, 0, run.time_us, max_bars=100_000).bars)
     assert len(few.bars) <= 25
 
 

@@ -109,10 +109,10 @@ def test_a_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "group_sizes, and the row has not both"),
+        ({}, "group_sizes, and the row lacks one of them"),
         ({"op": "megablox gmm_v2"}, "is not JAX's"),
-        ({"tiles": "auto"}, "the row has not both"),
-        ({"dtype": "fp8"}, "the row has not both"),
+        ({"tiles": "auto"}, "the row lacks one of them"),
+        ({"dtype": "fp8"}, "the row lacks one of them"),
     ],
 )
 def test_a_grouped_product_that_cannot_be_made_anew(tmp_path: Path, values: dict[str, str], said: str) -> None:

@@ -1,7 +1,7 @@
 """Rules on a kernel's body: memory that is read before anything has written it.
 
 A step of the grid is followed without numbers; see `analysis.StepWalk`. A read of unwritten memory is a fault only if a
-stored value depends on it: `where(first, 0, acc[...])` is none.
+stored value depends on it: `where(first, 0, acc[...])` is not a fault.
 """
 
 from __future__ import annotations

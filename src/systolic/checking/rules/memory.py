@@ -3,8 +3,8 @@
 The compiler refuses a kernel whose windows, scratch memory and spilled registers together exceed its limit by one byte;
 this held for limits from 8 to 256 MiB on every chip. The limit is `vmem_limit_bytes`, else the chip's default, and
 never more than the chip has. Where the spilled registers make the difference, the finding is the compiler's refusal.
-Where a whole array fits into what the limit leaves of VMEM, XLA may put it there ahead of the call; then its window
-falls away. XLA decides that by its own costs, and it is not foreseen here.
+Where a whole array fits into what the limit leaves of VMEM, XLA may put it there before the call, and then it needs no
+window. XLA decides that by its own costs; it is not predicted here.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def step_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iter
     if steps < _MANY_STEPS or not dots or not count.is_counted:
         return
     moved = grid_visits.moved_bytes / steps
-    # A dot in a loop stands in the text once, and runs in each iteration.
+    # A dot in a loop appears in the text once, and runs in each iteration.
     iterations = count.flops / max(1.0, sum(map(dot_flops, dots)))
     seconds = max(iterations * sum(_seconds(equation, chip) for equation in dots), moved / chip.hbm_bytes_per_s)
     if seconds < chip.code_costs.grid_step_s / 2:

@@ -1,8 +1,7 @@
 """Rules on running sums in a kernel's body: the dtype of the sum, and the dtype of its parts.
 
-A value is followed from where it is loaded, through additions and what keeps a sum a sum, to where it is stored. If it
-comes back to the memory that it was loaded from, or to its place among the values that a loop carries, it is a running
-sum.
+A value is followed from its load, through additions and operations that preserve a sum, to its store. If it comes back
+to the memory that it was loaded from, or to its place among the values that a loop carries, it is a running sum.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _Value(NamedTuple):
     """Facts about a value of the body.
 
     Attributes:
-      reference: the parameter that it refers to; None: it is no reference.
+      reference: the parameter that it refers to; None: it is not a reference.
       loaded: the places whose contents it is made of.
       added: something was added to these.
       is_part: it is made of the sum of an operation.

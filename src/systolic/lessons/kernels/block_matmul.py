@@ -7,7 +7,7 @@ is a sum of such small ones: cut the three matrices into blocks of bm × bk, bk 
 blocks of m, n and k. These three loops are the grid of every Pallas kernel on the ladder, and the slices are its
 `BlockSpec`s.
 
-The edge: with m // bm blocks, the last m % bm rows are in no block, and no error says so. Here the number of blocks is
+The edge: with m // bm blocks, the last m % bm rows are in no block, without any error. Here the number of blocks is
 rounded up, and the last slices end where the matrix ends: NumPy cuts a slice short that runs past the end. The blocks
 of a TPU all have one size, so a kernel must refuse, pad or mask instead.
 

@@ -1,6 +1,6 @@
 """Fused gather · Step 3: two buffers, so that the rows of the next block arrive while this one is multiplied.
 
-    step i:   start the copies of block i + 1, wait for those of block i, multiply block i
+    step i:   start the copies of block i + 1, wait for the copies of block i, multiply block i
 
 That hides the time for which copies are under way. It does not hide the time in which they are started: a core has one
 stream of instructions, and the loop that starts 128 copies is in it before the product, not next to it.

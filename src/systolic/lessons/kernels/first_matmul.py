@@ -101,8 +101,10 @@ def first_matmul(
     """
     contracted = 1 if transpose_rhs else 0
     if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[contracted] or 0 in (*lhs.shape, *rhs.shape):
-        wanted = "rhs[n, k]" if transpose_rhs else "rhs[k, n]"
-        raise ValueError(f"lhs{list(lhs.shape)}, rhs{list(rhs.shape)}, {transpose_rhs=} needs lhs[m, k] and {wanted}")
+        rhs_shape = "rhs[n, k]" if transpose_rhs else "rhs[k, n]"
+        raise ValueError(
+            f"lhs{list(lhs.shape)}, rhs{list(rhs.shape)}, {transpose_rhs=} needs lhs[m, k] and {rhs_shape}"
+        )
     if lhs.dtype != rhs.dtype:
         raise ValueError(f"lhs is {lhs.dtype} and rhs is {rhs.dtype}: convert one of them")
     (m, k), n = lhs.shape, rhs.shape[1 - contracted]

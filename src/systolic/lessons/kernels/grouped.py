@@ -38,7 +38,7 @@ def visits(sizes: Array, m: int) -> tuple[Array, Array, Array]:
     """Return the tile of rows and the group of each visit, and the first row of each group, followed by m."""
     ends = jnp.cumsum(sizes)
     starts = ends - sizes
-    tiles = jnp.where(sizes > 0, (ends - 1) // ROWS - starts // ROWS + 1, 0)  # in which each group has rows
+    tiles = jnp.where(sizes > 0, (ends - 1) // ROWS - starts // ROWS + 1, 0)  # tiles in which each group has rows
     listed = jnp.cumsum(tiles)
     number = jnp.minimum(jnp.arange(m // ROWS + len(sizes) - 1), listed[-1] - 1)
     group = jnp.searchsorted(listed, number, side="right").astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""A product of dense matrices of which only some blocks are needed: the other steps compute nothing and copy nothing.
+"""A product of dense matrices with a mask: steps of blocks that are not needed compute nothing and copy nothing.
 
     out = mask · (lhs @ rhs)
 
@@ -6,8 +6,8 @@ The grid is the same as for the whole product. `pl.when` skips the work of an un
 still be copied. So during these steps the index maps name the first operands of the next needed block, whatever kk is.
 An index that repeats the previous one copies nothing, and the operands are in VMEM when the needed block comes.
 
-The mask inside a block is multiplied at the end. Only few kinds of blocks occur in a mask (a triangle has two: those on
-the diagonal and those below), so a list holds each kind once.
+The mask inside a block is multiplied at the end. Only few kinds of blocks occur in a mask (a triangle has two, on the
+diagonal and below it), so a list holds each kind once.
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs, out and the mask, twice each, and the
 sum once. In SMEM: four numbers for each block of out.
@@ -26,7 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 def masked_kernel(
-    wanted_smem,  # [m/bm, n/bn] int32
+    needed_smem,  # [m/bm, n/bn] int32
     next_i_smem,  # [m/bm, n/bn] int32, read by the index maps
     next_j_smem,  # the same
     kinds_smem,  # the same
@@ -45,7 +45,7 @@ def masked_kernel(
         out_vmem[...] = jnp.zeros_like(out_vmem)
         acc_vmem[...] = jnp.zeros_like(acc_vmem)
 
-    @pl.when(wanted_smem[pl.program_id(0), pl.program_id(1)] != 0)
+    @pl.when(needed_smem[pl.program_id(0), pl.program_id(1)] != 0)
     def _work():
         acc_vmem[...] += jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=jnp.float32)
 
@@ -55,7 +55,7 @@ def masked_kernel(
 
 
 def masked_matmul(
-    wanted: Array,
+    needed: Array,
     next_i: Array,
     next_j: Array,
     kinds: Array,
@@ -66,15 +66,15 @@ def masked_matmul(
     skips_copies: bool = True,
     bk: int = 1024,
 ) -> Array:
-    """Return lhs @ rhs in the `wanted` blocks, times their kind of mask; zeros elsewhere. See `next_wanted`."""
+    """Return lhs @ rhs in the `needed` blocks, times their kind of mask; zeros elsewhere. See `next_needed`."""
     (m, k), n = lhs.shape, rhs.shape[1]
     _, bm, bn = masks.shape
 
-    def lhs_map(i, j, kk, wanted, next_i, next_j, kinds):
-        return (next_i[i, j], jnp.where(wanted[i, j] != 0, kk, 0)) if skips_copies else (i, kk)
+    def lhs_map(i, j, kk, needed, next_i, next_j, kinds):
+        return (next_i[i, j], jnp.where(needed[i, j] != 0, kk, 0)) if skips_copies else (i, kk)
 
-    def rhs_map(i, j, kk, wanted, next_i, next_j, kinds):
-        return (jnp.where(wanted[i, j] != 0, kk, 0), next_j[i, j]) if skips_copies else (kk, j)
+    def rhs_map(i, j, kk, needed, next_i, next_j, kinds):
+        return (jnp.where(needed[i, j] != 0, kk, 0), next_j[i, j]) if skips_copies else (kk, j)
 
     return pl.pallas_call(
         masked_kernel,
@@ -85,30 +85,30 @@ def masked_matmul(
             in_specs=[
                 pl.BlockSpec((bm, bk), lhs_map),
                 pl.BlockSpec((bk, bn), rhs_map),
-                pl.BlockSpec((1, bm, bn), lambda i, j, kk, wanted, next_i, next_j, kinds: (kinds[i, j], 0, 0)),
+                pl.BlockSpec((1, bm, bn), lambda i, j, kk, needed, next_i, next_j, kinds: (kinds[i, j], 0, 0)),
             ],
             out_specs=pl.BlockSpec((bm, bn), lambda i, j, kk, *_: (i, j)),
             scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         name="masked_matmul",
-    )(wanted, next_i, next_j, kinds, lhs, rhs, masks)
+    )(needed, next_i, next_j, kinds, lhs, rhs, masks)
 
 
 def masked_reference(
-    wanted: Array, next_i: Array, next_j: Array, kinds: Array, lhs: Array, rhs: Array, masks: Array
+    needed: Array, next_i: Array, next_j: Array, kinds: Array, lhs: Array, rhs: Array, masks: Array
 ) -> Array:
     """Compute the whole product, and multiply it by the whole mask."""
-    mask = masks[kinds] * wanted[:, :, None, None]
+    mask = masks[kinds] * needed[:, :, None, None]
     return mask.swapaxes(1, 2).reshape(lhs.shape[0], rhs.shape[1]) * (lhs @ rhs)
 
 
-def next_wanted(wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def next_needed(needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row and column of the next needed block, for each block of out in the order of the grid.
 
     A needed block is its own next. After the last needed block, it is that block.
     """
-    needed = np.flatnonzero(wanted)
-    following = np.searchsorted(needed, np.arange(wanted.size)).clip(max=len(needed) - 1)
-    rows, columns = np.unravel_index(needed[following].reshape(wanted.shape), wanted.shape)
+    numbers = np.flatnonzero(needed)
+    following = np.searchsorted(numbers, np.arange(needed.size)).clip(max=len(numbers) - 1)
+    rows, columns = np.unravel_index(numbers[following].reshape(needed.shape), needed.shape)
     return rows.astype(np.int32), columns.astype(np.int32)

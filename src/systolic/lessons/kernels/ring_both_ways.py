@@ -88,12 +88,12 @@ def ring_both_ways_kernel(
         out_vmem[hop % 2] = product.astype(out_vmem.dtype).reshape(2, half, -1)
         _each(stored(hop), "start")
 
-    own = pltpu.make_async_copy(x_hbm, chunks_vmem.at[0], own_sem)
+    own_chunk = pltpu.make_async_copy(x_hbm, chunks_vmem.at[0], own_sem)
     weights = pltpu.make_async_copy(w_hbm, w_vmem, w_sem)
-    own.start()
+    own_chunk.start()
     weights.start()
     barrier()
-    own.wait()
+    own_chunk.wait()
     lax.fori_loop(0, count, step, None)
     if late:
         lax.fori_loop(0, count - 1, lambda hop, _: _each(sent(hop), "wait_recv"), None)

@@ -10,7 +10,7 @@ Every chunk has a slot of its own in VMEM, in order of arrival: a neighbor may w
 nothing else is ever stored there. With two slots in turn, the receiver would have to signal that one is free. A chunk's
 rows of the result depend on the device that it came from.
 
-In VMEM: all chunks, w, and two blocks of the result, of which one is computed while the other is copied to HBM.
+In VMEM: all chunks, w, and two blocks of the result: one is computed while the other is copied to HBM.
 
 Use `ring_both_ways` if hops take longer than products: links carry data in both directions at once.
 """
@@ -57,12 +57,12 @@ def ring_matmul_kernel(
         rows = pl.ds(pl.multiple_of(_place(-hop)[0] * m, m), m)
         return pltpu.make_async_copy(out_vmem.at[hop % 2], out_hbm.at[rows], out_sem.at[hop % 2])
 
-    own = pltpu.make_async_copy(x_hbm, chunks_vmem.at[0], own_sem)
+    own_chunk = pltpu.make_async_copy(x_hbm, chunks_vmem.at[0], own_sem)
     weights = pltpu.make_async_copy(w_hbm, w_vmem, w_sem)
-    own.start()
+    own_chunk.start()
     weights.start()
     barrier()
-    own.wait()
+    own_chunk.wait()
 
     def step(hop: Array, _: None) -> None:
         pl.when(hop > 0)(lambda: sent(hop - 1).wait_recv())

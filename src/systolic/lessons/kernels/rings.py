@@ -92,10 +92,10 @@ def all_gather_kernel(
     def rows_of(block: Array, way: int) -> Any:
         return out_hbm.at[pl.ds(pl.multiple_of(block * rows + ways.index(way) * part, 8), part)]
 
-    own = pltpu.make_async_copy(x_hbm, out_hbm.at[pl.ds(pl.multiple_of(_place(0)[0] * rows, 8), rows)], own_sem)
-    own.start()
+    own_block = pltpu.make_async_copy(x_hbm, out_hbm.at[pl.ds(pl.multiple_of(_place(0)[0] * rows, 8), rows)], own_sem)
+    own_block.start()
     barrier()
-    own.wait()
+    own_block.wait()
     for hop in range(lax.axis_size(RING) - 1):
         copies = []
         for at, way in enumerate(ways):

@@ -11,7 +11,7 @@ The time of the second is proportional to the number of blocks, the time of the 
 Both need two things: `pl.when` skips the work of a step, and an index map that repeats the previous index skips its
 copies. With the first alone, a step that does nothing still waits for its operands. If two cores share a device, each
 gets half of the rows of blocks; the second half of a triangle is three quarters of the work, so v5p gains less. Blocks
-of 512 are those of JAX's documentation. They suit v5e; v6e and v7x wait for copies.
+of 512 are from JAX's documentation. They suit v5e; v6e and v7x wait for copies.
 
 JAX's documentation gives times of a v5e at 16384³, and the same programs are simulated here. Its list of blocks is
 drawn at p = 0.1 with JAX's random numbers. That gives 86 blocks of 1024 with the generator of that time and 107 with

@@ -3,8 +3,8 @@
     out[m, n] = Σ_kk lhs[m, kk] · rhs[kk, n]
 
 A TPU core computes on VMEM, a fast memory of some megabytes inside the chip. Arrays live in HBM, the large and slower
-memory beside it. A Pallas kernel is a function of *refs*: names for pieces of memory. `ref[...]` reads the array that a
-ref holds, and `ref[...] = x` writes it. Called without a grid, `pallas_call` copies both operands from HBM to VMEM,
+memory next to it. A Pallas kernel is a function of *refs*: names for pieces of memory. `ref[...]` reads the array that
+a ref holds, and `ref[...] = x` writes it. Called without a grid, `pallas_call` copies both operands from HBM to VMEM,
 runs the kernel once, and copies the result back.
 
 Adds: this is the smallest kernel that multiplies two matrices. The matrix unit multiplies blocks of 128 × 128 (from v6e

@@ -223,8 +223,8 @@ def plan_across_chips(fn: Callable[..., Any], *args: Any) -> tuple[RingChoice, .
 
     These are products of `systolic.matmul` and `systolic.gated_matmul`, and of their gradients, whose operands are cut
     over a mesh with explicit axes so that rows or weights of all devices are gathered, or sums of all devices added;
-    and those of `all_gather_matmul`, `matmul_reduce_scatter` and `matmul_all_reduce` in `jax.shard_map`, if the call
-    has no `implementation`. A product of one device's parts that is left to XLA has a choice of its own.
+    and the products of `all_gather_matmul`, `matmul_reduce_scatter` and `matmul_all_reduce` in `jax.shard_map`, if the
+    call has no `implementation`. A product of one device's parts that is left to XLA has a choice of its own.
 
     Args:
       fn: the function, as it is called under `jit`.

@@ -80,13 +80,13 @@ def canonical(
         bias = fused_array(bias, "bias")
         if bias.shape != (columns,):
             raise SpecError(f"bias of shape {list(bias.shape)}; it has to be [{columns}], as the columns of w")
-    given = (given_dtype(x, "x"), given_dtype(x if isinstance(weights, Quantized) else w, "w"))
+    original_dtypes = (given_dtype(x, "x"), given_dtype(x if isinstance(weights, Quantized) else w, "w"))
     if not isinstance(weights, Quantized):
         dtype = common_dtype(rows.dtype.name, weights.dtype.name)
         weights = weights.astype(dtype)
     elif (dtype := rows.dtype.name) not in ("float32", "bfloat16"):
-        raise SpecError(f"x is {dtype}; beside a quantized w it has to be bfloat16 or float32")
-    dtype_out = result_dtype((dtype, dtype), given, preferred_element_type)
+        raise SpecError(f"x is {dtype}; with a quantized w it has to be bfloat16 or float32")
+    dtype_out = result_dtype((dtype, dtype), original_dtypes, preferred_element_type)
     name, function = activation_of(activation, in_kernel=backend.in_kernel)
     product = RingProduct(
         backend=backend,

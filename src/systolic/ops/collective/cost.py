@@ -1,7 +1,7 @@
 """The time of a ring's schedule by arithmetic, and the fastest schedule.
 
 All devices do the same at the same time, so one device's timeline is enough: the copies of a direction leave one after
-another, what arrives was sent one hop earlier, and products wait for what they multiply, or what they are added to.
+another, an arrival was sent one hop earlier, and a product waits for its operands, or for the sum that it is added to.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COPY_US = 0.12
 START_US = 2.5
 # libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
 MAX_SEMAPHORES = 224
-# VMEM for the compiler, for values between a product and its store: at least, and as much as is asked for. libtpu
+# VMEM for the compiler, for values between a product and its store: the minimum, and the amount to request. libtpu
 # 0.0.42.1 takes 3.2 MiB more than the buffers and a sum of 256 rows and 896 columns.
 _MIN_COMPILER_BYTES = 3 * MIB
 _COMPILER_BYTES = 5 * MIB
@@ -77,7 +77,7 @@ def legal_schedules(sizes: RingSizes, chip: Chip) -> list[RingSchedule]:
 
 
 def too_large(product: str, value: str, limit: str, fix: str) -> IllegalTilesError:
-    """Return the refusal of a product of which no schedule fits in VMEM."""
+    """Return the refusal of a product for which no schedule fits in VMEM."""
     return IllegalTilesError(product, [Violation(rule="VMEM", value=value, limit=limit, fix=fix)])
 
 
@@ -120,13 +120,13 @@ def schedule_us(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Times in µs of what a schedule consists of."""
+    """Times in µs of the parts of a schedule."""
 
     row: float  # product of a row and a block of columns
-    block: float  # what that product takes in addition, for any number of rows
+    block: float  # time that the product takes in addition, for any number of rows
     copy: float  # of a part of its result
     weights: float  # of a block of w, from HBM
-    sent: float  # what a step sends at once in one direction: a piece of x, or a block of sums
+    sent: float  # the bytes that a step sends at once in one direction: a piece of x, or a block of sums
     made: float  # values of a slot that travel in eight bits: the rows', or a block's sums
     hop: float
 
@@ -245,9 +245,9 @@ def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) 
 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules in the best way to share the product that has any."""
-    known: set[tuple[int, int, int]] = set()  # the same with fewer parts
+    yielded: set[tuple[int, int, int]] = set()  # the same with fewer parts
     for share, parts in itertools.product(core_shares(sizes, chip), (1,) if sizes.scatters else PARTS):
-        if known and parts == 1:  # cores share it another way
+        if yielded and parts == 1:  # cores share it another way
             return
         columns = share.get("columns", sizes.columns)
         blocks = [
@@ -265,10 +265,10 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     products = schedule.piece_rows, schedule.pass_rows, block
                     if sizes.rows_wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
                         continue
-                    if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
-                        known.add(products)
+                    if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in yielded:
+                        yielded.add(products)
                         yield schedule
-        if parts == 1 and known:  # without parts there is less to wait for
+        if parts == 1 and yielded:  # without parts there is less to wait for
             return
 
 

@@ -68,8 +68,8 @@ class _MultiplyScaled(_Multiply):
             # Each device has scales of its own, by which rows would be multiplied after they were gathered.
             return _Multiply.lhs_cotangent(self, cotangent, lhs, Quantized(rest, rhs).dequantize(lhs.dtype), rest)
         mirrored = replace(self._mirrored(lhs), transpose_rhs=not self.product.transpose_rhs)
-        one = jnp.ones_like(rhs[:, :1])
-        return multiply(mirrored, (cotangent * rhs).astype(lhs.dtype), Quantized(rest, one))
+        unit_scales = jnp.ones_like(rhs[:, :1])
+        return multiply(mirrored, (cotangent * rhs).astype(lhs.dtype), Quantized(rest, unit_scales))
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Array) -> Array:
         to_weight = _Multiply.rhs_cotangent(self, cotangent, lhs, rhs.astype(jnp.float32), rest)

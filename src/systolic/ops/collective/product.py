@@ -45,7 +45,7 @@ class RingProduct(ActivatedProduct):
 
     @property
     def outs(self) -> int:
-        """Results besides the gathered rows."""
+        """Results in addition to the gathered rows."""
         return 1 if self.kept_sum is None else 3 if self.pairing == "gated" else 2
 
     def finished(self, totals: tuple[Any, ...], bias: Any) -> tuple[Array, ...]:

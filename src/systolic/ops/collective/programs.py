@@ -33,7 +33,7 @@ def programs_of(sizes: RingSizes | WeightSizes, chip: Chip) -> Programs:
     """Return the programs of a product; one with two weights is gated with silu, or adds its products.
 
     Raises:
-      SpecError: the slice is not known, or no layer has so many results.
+      SpecError: the slice is not known, or no layer has this number of results.
     """
     if sizes.slice_mesh is None:
         raise SpecError(f"{sizes}: a product across chips is tuned on a slice; set slice_mesh")
@@ -42,9 +42,9 @@ def programs_of(sizes: RingSizes | WeightSizes, chip: Chip) -> Programs:
         raise SpecError(f"outs={sizes.outs} with {sizes.weights} weights: use 1 or {product.outs}")
     axes = sizes.slice_mesh.sizes
     others = tuple(axis for axis in axes if axis != RING)
-    every = (*others, RING)
+    all_axes = (*others, RING)
     rows, k, columns, devices = sizes.rows * math.prod(axes.values()), sizes.k, sizes.columns, sizes.devices
-    x_cut = result = P(every, None)
+    x_cut = result = P(all_axes, None)
     match product.kind:
         case "gather":
             columns, w_cut, result = columns * devices, (None, RING), P(others, RING)

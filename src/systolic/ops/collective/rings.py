@@ -23,8 +23,8 @@ class Place:
     def is_next_to(self, other: Place) -> bool:
         """True if a link connects the devices' chips, or if both are on one chip."""
         hops = 0
-        for here, there, extent in zip(self.coords, other.coords, self.wraps, strict=True):
-            distance = abs(here - there)
+        for coordinate, other_coordinate, extent in zip(self.coords, other.coords, self.wraps, strict=True):
+            distance = abs(coordinate - other_coordinate)
             hops += min(distance, extent - distance) if extent else distance
         return hops <= 1
 

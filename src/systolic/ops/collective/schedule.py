@@ -56,8 +56,8 @@ class RingSchedule(DeviceProduct):
       slots_at_once: slots that are multiplied at once. In the first pass of reduce-scatter they may be more; if others
         follow, they are multiplied one by one.
       block: columns that are multiplied at once.
-      row_cores: cores that share the rows of every chunk; `rows` are those of one.
-      column_cores: cores that share the columns; `columns` are those of one. Not both are more than one.
+      row_cores: cores that share the rows of every chunk; `rows` counts one core's.
+      column_cores: cores that share the columns; `columns` counts one core's. At most one of the two is above one.
       parts: of every chunk. All-gather × matmul sends and multiplies them one after another, and has two in VMEM.
       wire_dtype: of rows or sums while they travel, each with its scale in the lanes after its values; None: their own.
       weight_dtype: of quantized weights; None: dtype.
@@ -214,7 +214,7 @@ class RingSchedule(DeviceProduct):
         )
 
     def scatter_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
-        """Return the VMEM of matmul × reduce-scatter, in the order of the kernel's scratch. k is that of all weights.
+        """Return the VMEM of matmul × reduce-scatter, in the order of the kernel's scratch. `k` counts all weights.
 
         `sums` has a slot for each step, from which that step sends, and then slots for the last pieces that arrive.
         """
@@ -247,7 +247,7 @@ class RingSchedule(DeviceProduct):
 
 
 def multiplies_bytes(wire_dtype: str | None, dtype: str, weight_dtype: str | None) -> bool:
-    """Return if rows are multiplied in the dtype in which they travel, without a conversion to dtype.
+    """True if rows are multiplied in the dtype in which they travel, without a conversion to dtype.
 
     A matrix unit takes two operands of it, or rows of float8 and weights of bfloat16.
     """

@@ -54,7 +54,7 @@ class ProductSizes(OneDtype):
 class RingSizes(ProductSizes):
     """Sizes of a product whose rows are gathered, or whose sum is scattered.
 
-    Rows are those of a chunk. For reduce-scatter with two weights, each has half of k.
+    `rows` counts the rows of a chunk. For reduce-scatter with two weights, each has half of k.
 
     Attributes:
       scatters: True for matmul × reduce-scatter.

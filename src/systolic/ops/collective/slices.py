@@ -15,7 +15,7 @@ def ring_slice(topology: str, devices: int, *, before: int = 1, after: int = 1) 
     """Return a slice with a mesh in which `devices` follow one another on a ring.
 
     Args:
-      before, after: devices along the axes of the mesh before and after that of the ring.
+      before, after: devices along the axes of the mesh before and after the ring's axis.
     """
     axes = {"before": before, RING: devices, "after": after}
     return SliceMesh.of(topology, **{name: size for name, size in axes.items() if size > 1 or name == RING})

@@ -15,18 +15,18 @@ Axes = tuple[str, ...]  # of a mesh
 Cuts = Mapping[str, Axes]  # the axes that cut each dimension
 
 
-def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
+def cuts_of(arrays: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
     """Return the axes that cut each dimension of an op.
 
     The first array that has a dimension decides. An axis that cuts two dimensions cuts the first of them in order of
     name, but those in `last` come after the others, in their order there.
 
     Args:
-      given: arrays in nested tuples, None for an absent one.
+      arrays: in nested tuples, None for an absent one.
       names: names of their dimensions, in the same nesting.
     """
     requested_axes: dict[str, Axes] = {}
-    for array, array_names in _named(given, names):
+    for array, array_names in _named(arrays, names):
         for name, axes in zip(array_names, axes_of(array), strict=True):
             if name and axes:
                 requested_axes.setdefault(name, axes)
@@ -67,7 +67,7 @@ def on_devices(
     compute: Callable[..., Any],
     mesh: Any,
     cuts: Cuts,
-    given: tuple[Any, ...],
+    arrays: tuple[Any, ...],
     names: tuple[Any, ...],
     made: Any,
     *,
@@ -76,12 +76,12 @@ def on_devices(
     """Return `compute` of the parts that each device has; it has the mesh's explicit axes to itself.
 
     Args:
-      given, names: as `cuts_of` takes them.
+      arrays, names: as `cuts_of` takes them.
       made: names of the result's dimensions: of one array, or of several in a tuple.
       differentiated: True if JAX is to differentiate it; JAX then checks which values vary over the devices.
     """
-    structure = jax.tree.structure(given)
-    leaves, flat_names = zip(*_named(given, names), strict=True)
+    structure = jax.tree.structure(arrays)
+    leaves, flat_names = zip(*_named(arrays, names), strict=True)
     specs = tuple(spec_of(cuts, name) for name in flat_names)
     parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
     is_single = all(isinstance(name, str) for name in made)
@@ -112,10 +112,10 @@ def cut_like(array: Any, like: Array) -> Any:
     return cut_as(array, sharding.mesh, sharding.spec) if sharding.mesh.explicit_axes else array
 
 
-def _named(given: Sequence[Any], names: Sequence[Any]) -> Iterator[tuple[Array, Names]]:
+def _named(arrays: Sequence[Any], names: Sequence[Any]) -> Iterator[tuple[Array, Names]]:
     """Yield each array of nested tuples with the names of its dimensions; None is left out."""
-    for is_single, array_names in zip(given, names, strict=True):
-        if isinstance(is_single, tuple):
-            yield from _named(is_single, array_names)
-        elif is_single is not None:
-            yield is_single, array_names
+    for item, array_names in zip(arrays, names, strict=True):
+        if isinstance(item, tuple):
+            yield from _named(item, array_names)
+        elif item is not None:
+            yield item, array_names

@@ -17,50 +17,50 @@ Run = Callable[..., Array]
 T = TypeVar("T")  # an array, or several
 
 
-def dispatched(backend: Backend, pallas: Callable[..., T], xla: Callable[..., T], *given: Any) -> T:
+def dispatched(backend: Backend, pallas: Callable[..., T], xla: Callable[..., T], *operands: Any) -> T:
     """Compute the op by Pallas or by XLA; raise IllegalTilesError if the caller requires a kernel and no tiles fit."""
-    leaves, structure = jax.tree.flatten(given)
+    leaves, structure = jax.tree.flatten(operands)
 
     def by_xla_because(reason: str) -> T:
         return xla(*structure.unflatten([without_kernel(leaves[0], reason), *leaves[1:]]))
 
     if backend.implementation == "xla" or any(0 in leaf.shape for leaf in leaves):
-        return xla(*given)
+        return xla(*operands)
     if backend.chip is None:
         return by_xla_because(NO_CHIP)
     if backend.implementation is not None:
-        return pallas(*given)
+        return pallas(*operands)
     if backend.tiles is None:
         try:
-            jax.eval_shape(pallas, *given)
+            jax.eval_shape(pallas, *operands)
         except IllegalTilesError as error:
             return by_xla_because(f"no tiles fit: {error}")
-    return kernel_or_xla(pallas, xla, *given)
+    return kernel_or_xla(pallas, xla, *operands)
 
 
-def one_at_a_time(call: Callable[..., T], *given: Any) -> T:
+def one_at_a_time(call: Callable[..., T], *operands: Any) -> T:
     """Return `call` of these arrays; under `vmap` one call follows another, because each fills VMEM."""
 
     @custom_vmap
-    def once(*given: Any) -> T:
-        return call(*given)
+    def once(*operands: Any) -> T:
+        return call(*operands)
 
     @once.def_vmap
-    def _(size: int, mapped: Any, *given: Any) -> tuple[T, Any]:
-        results = each_of_batch(call, size, mapped, given)
+    def _(size: int, mapped: Any, *operands: Any) -> tuple[T, Any]:
+        results = each_of_batch(call, size, mapped, operands)
         return results, jax.tree.map(lambda _: True, results)
 
-    return once(*given)
+    return once(*operands)
 
 
-def each_of_batch(call: Callable[..., T], size: int, mapped: Any, given: tuple[Any, ...]) -> T:
+def each_of_batch(call: Callable[..., T], size: int, mapped: Any, operands: tuple[Any, ...]) -> T:
     """Return the results of a batch of calls, one after another, as a rule of `custom_vmap` returns them."""
-    leaves, structure = jax.tree.flatten(given)
+    leaves, structure = jax.tree.flatten(operands)
     is_mapped = jax.tree.leaves(mapped)
     batched = [leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True) if is_batched]
 
-    def one(some: list[Any]) -> T:
-        batch_leaves = iter(some)
+    def one(mapped_leaves: list[Any]) -> T:
+        batch_leaves = iter(mapped_leaves)
         all_leaves = [
             next(batch_leaves) if is_batched else leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True)
         ]

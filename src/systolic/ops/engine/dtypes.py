@@ -142,19 +142,19 @@ def multiplied_dtype(dtype: str, made_by: str) -> str:
     return dtype
 
 
-def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any) -> str:
+def result_dtype(dtypes: tuple[str, str], original_dtypes: tuple[str, str], preferred: Any) -> str:
     """Return the dtype of the result.
 
     Args:
       dtypes: the multiplied dtypes.
-      given: the dtypes before `operand` converted them.
+      original_dtypes: the dtypes before `operand` converted them.
       preferred: `preferred_element_type`. None: as in `jnp.matmul`, but int32 for integers.
 
     Raises:
       SpecError: no such dtype can be stored.
     """
     if preferred is None:
-        if "float16" in given and set(given) <= {"float16", "int8"}:
+        if "float16" in original_dtypes and set(original_dtypes) <= {"float16", "int8"}:
             return "float16"
         product = _unit_spec(*dtypes)
         return "int32" if product.dtype_dot == "int32" else product.dtype_multiplied

@@ -74,20 +74,20 @@ UNCUT = (
 )
 
 
-def kernel_or_xla(kernel: Callable[..., Any], xla: Callable[..., Any], *given: Any) -> Any:
+def kernel_or_xla(kernel: Callable[..., Any], xla: Callable[..., Any], *operands: Any) -> Any:
     """Return a kernel's result for these arrays; XLA computes it in a program for something else than a TPU.
 
     The choice is made when the program is lowered: the same traced function may run on a CPU. XLA also computes it,
     with a warning, in a program for TPUs in which XLA would have to cut the kernel.
     """
 
-    def for_tpus(*given: Any) -> Any:
-        traced, shapes = jax.make_jaxpr(kernel, return_shape=True)(*given)
-        programs = {"kernel": low_jaxpr(traced), "xla": low_jaxpr(jax.make_jaxpr(xla)(*given))}
-        results = _kernel_or_xla.bind(*jax.tree.leaves(given), **programs)
+    def for_tpus(*operands: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(kernel, return_shape=True)(*operands)
+        programs = {"kernel": low_jaxpr(traced), "xla": low_jaxpr(jax.make_jaxpr(xla)(*operands))}
+        results = _kernel_or_xla.bind(*jax.tree.leaves(operands), **programs)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    return lax.platform_dependent(*given, tpu=for_tpus, default=xla)
+    return lax.platform_dependent(*operands, tpu=for_tpus, default=xla)
 
 
 def _chosen(context: Any, *arrays: Any, kernel: Any, xla: Any) -> Any:

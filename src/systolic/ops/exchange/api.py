@@ -32,7 +32,7 @@ def ragged_all_to_all(
 
     With s slices for each device, slice i goes to device `i // s`: rows `input_offsets[i]` and following of this
     device's operand become rows `output_offsets[i]` and following of the receiver's result. All other rows of the
-    result are those of its output.
+    result are the rows of its `output`.
 
     A Pallas kernel sends rows from and to the layouts that XLA's products have, where XLA copies operand and result to
     other layouts and back. It runs on a TPU if values have 16 or 32 bits and a row is a multiple of 128 of them. XLA

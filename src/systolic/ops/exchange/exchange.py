@@ -32,7 +32,7 @@ _MOVED_AS = {2: "bfloat16", 4: "float32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """Linear in the rows that are sent and in the output that they replace rows of, both [rows, d]."""
+    """Linear in the rows that are sent and in the output whose rows they replace, both [rows, d]."""
 
     backend: Backend
     axis: str
@@ -148,14 +148,14 @@ def _require_support(exchange: _Exchange, x: Array) -> None:
 
 
 def _whole_tiles(rows: Array, least: int) -> Array:
-    """Pad rows, by a copy, to a multiple of eight and to at least so many."""
+    """Pad rows, by a copy, to a multiple of eight and to at least `least`."""
     count = max(least, -(-rows.shape[0] // SUBLANES) * SUBLANES)
     return rows if count == rows.shape[0] else jnp.pad(rows, [(0, count - rows.shape[0]), (0, 0)])
 
 
 def computed(
     backend: Backend,
-    given: Any,
+    operand: Any,
     output: Any,
     *offsets_and_sizes: Any,
     axis_name: Any,
@@ -168,7 +168,7 @@ def computed(
     that copies row by row writes it there more slowly.
     """
     devices = axis_size(axis_name)
-    x, output = jnp.asarray(given), jnp.asarray(output)
+    x, output = jnp.asarray(operand), jnp.asarray(output)
     if not x.ndim or not output.ndim or x.shape[1:] != output.shape[1:] or x.dtype != output.dtype:
         raise SpecError(
             f"operand {x.dtype}{list(x.shape)} and output {output.dtype}{list(output.shape)}; both have to be [rows, "
@@ -190,7 +190,7 @@ def computed(
     if "recv_offsets" not in named:
         named["recv_offsets"] = lax.all_to_all(named["output_offsets"], axis_name, 0, 0, tiled=True)
     arrays = [array.astype(jnp.int32) for array in named.values()]
-    # Where JAX checks what varies over the mesh, what arrives varies over the axis.
+    # Where JAX checks what varies over the mesh, arriving rows vary over the axis.
     *arrays, x, flat_output, _ = varying_alike([*arrays, *flat, lax.axis_index(axis_name)])
     number = barrier_number(axis_name, collective_id)
     exchange = _Exchange(backend=backend, axis=axis_name, collective_id=number, reads_hbm=reads_hbm)

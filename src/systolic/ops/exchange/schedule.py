@@ -25,7 +25,7 @@ class ExchangeSpec:
     """Slices of rows of `d` elements, to and from the devices of a mesh axis."""
 
     devices: int
-    slices: int  # that a device sends, and gets
+    slices: int  # slices that a device sends, and gets
     rows: int  # of the operand, a multiple of 8
     out_rows: int  # of the output, a multiple of 8
     d: int  # a multiple of 128

@@ -12,7 +12,7 @@ from systolic.kernels.packed_rows import SUBLANES
 
 
 class Slices(NamedTuple):
-    """Where slices are, int32 [slices]. Slice i goes to device `i // (slices / devices)`, or comes from there."""
+    """Slices of rows, int32 [slices]. Slice i goes to device `i // (slices / devices)`, or comes from there."""
 
     input_offsets: Array  # in this device's operand
     send_sizes: Array

@@ -49,7 +49,7 @@ class Followed:
         return cls(along=_short(shape, ("own",) * len(shape)), of_block=False, origin=origin)
 
     def expect(self, axes: Sequence[int]) -> None:
-        """Raise unless each element stands at its place in the block."""
+        """Raise unless each element is at its place in the block."""
         for along, axis in zip(self.along, axes, strict=True):
             if along not in ("same", axis):
                 raise NotElementwiseError(self._places() if along == "own" else "transposes its block")

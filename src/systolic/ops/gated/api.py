@@ -36,7 +36,7 @@ def gated_matmul(
     """Return `activation(x @ w_gate) · (x @ w_up)`, by one kernel on a TPU that reads x once.
 
     It is differentiable in both modes and to any order. In reverse mode the kernel also writes the derivatives with
-    regard to both products, from which one kernel makes the gradient of x and another those of both weights.
+    regard to both products, from which one kernel makes the gradient of x and another the gradients of both weights.
 
     It works under `jit`, `vmap`, `checkpoint`, `scan` and `shard_map` as `systolic.matmul` does, with tiles that
     `systolic.plan` chooses and shows for a `systolic.GatedSpec`.

@@ -144,7 +144,7 @@ def _slopes(x: Array, weight: Array) -> Any:
     return function_named("slopes", MatmulSpec.of(1, 1, 1, kept_dtype(Operands(lhs=x, rhs=weight))).dtype_multiplied)
 
 
-def _dtype_out(like: Array, one: Array, other: Array) -> str:
+def _dtype_out(like: Array, first: Array, second: Array) -> str:
     """Return the dtype of a gradient: float32 if it must still be summed over a batch that its operand lacks."""
-    reduced = broadcast_shapes(one.shape[:-2], other.shape[:-2]) != like.shape[:-2]
+    reduced = broadcast_shapes(first.shape[:-2], second.shape[:-2]) != like.shape[:-2]
     return "float32" if reduced else like.dtype.name

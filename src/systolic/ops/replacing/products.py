@@ -58,7 +58,7 @@ class ReplacedProducts(Summarised):
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """Every product so far, once each: those taken by kernels first."""
-        return tuple(sorted(self._counts, key=lambda one: not one.taken))
+        return tuple(sorted(self._counts, key=lambda decision: not decision.taken))
 
     def _unknown(self) -> list[tuple[MatmulSpec, str]]:
         """Return the products, and their chips, for which XLA's time is unknown."""

@@ -36,7 +36,7 @@ _OURS = str(Path(__file__).parents[2])
 class Rewriter:
     """The callback of `compat.intercepted`: replaces products, and reports each decision."""
 
-    policy: Policy  # which products are replaced
+    policy: Policy  # decides which products are replaced
     implementation: Implementation  # of a replaced product, as `systolic.matmul` takes it
     tell: Callable[[Decision], None]  # called with the decision on every product
 

@@ -107,11 +107,11 @@ def sparse_matmul(
         if product.kind == "dds":
             second = second.reshape(math.prod(second.shape[:-1]), second.shape[-1])  # rows of a batch are rows
 
-        def one(dense: Array) -> Any:
+        def of_dense(dense: Array) -> Any:
             if call.bias is None and product.function is None:
                 return multiply(product, first, dense, places)
             return multiply_fused(product, first, dense, call.bias, places)
 
         for _ in call.batch if product.kind == "dsd" else ():
-            one = jax.vmap(one)
-        return one(second).reshape(call.shape).astype(call.dtype)
+            of_dense = jax.vmap(of_dense)
+        return of_dense(second).reshape(call.shape).astype(call.dtype)

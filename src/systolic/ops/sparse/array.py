@@ -162,7 +162,7 @@ class BlockSparse:
         """Convert a `scipy.sparse.bsr_array` or `bsr_matrix`.
 
         Raises:
-          BlockSparseError: it is no such matrix, or as the constructor: scipy allows duplicates.
+          BlockSparseError: it is not such a matrix, or as the constructor: scipy allows duplicates.
         """
         if getattr(matrix, "format", None) != "bsr":
             raise BlockSparseError(f"a {type(matrix).__name__} is not a BSR matrix; use its .tobsr(blocksize=…)")
@@ -276,11 +276,11 @@ def _register() -> None:
         blocks, rows, columns = children
         return BlockSparse.of_sorted(blocks, rows, columns, shape)  # JAX puts anything there, also what has no shape
 
-    def flat(one: BlockSparse) -> tuple[tuple[Any, ...], tuple[int, int]]:
-        return (one.blocks, one.rows, one.columns), one.shape
+    def flat(matrix: BlockSparse) -> tuple[tuple[Any, ...], tuple[int, int]]:
+        return (matrix.blocks, matrix.rows, matrix.columns), matrix.shape
 
-    def flat_with_keys(one: BlockSparse) -> tuple[tuple[Any, ...], tuple[int, int]]:
-        children, shape = flat(one)
+    def flat_with_keys(matrix: BlockSparse) -> tuple[tuple[Any, ...], tuple[int, int]]:
+        children, shape = flat(matrix)
         keys = map(jax.tree_util.GetAttrKey, names)
         return tuple(zip(keys, children, strict=True)), shape
 

@@ -30,7 +30,9 @@ def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any
         own_batch = _batch_of(operand)
         axes.append(0 if own_batch else None)
         arrays.append(
-            jax.tree.map(lambda leaf, own=own_batch: _whole(leaf, own, batch), operand) if own_batch else operand
+            jax.tree.map(lambda leaf, leaf_batch=own_batch: _whole(leaf, leaf_batch, batch), operand)
+            if own_batch
+            else operand
         )
     for _ in batch:
         call = jax.vmap(call, axes)
@@ -45,11 +47,11 @@ def common_batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
         raise SpecError(f"batch dimensions {' and '.join(map(str, batches))} do not broadcast") from error
 
 
-def _batch_of(one: Any) -> tuple[int, ...]:
-    return one.batch if isinstance(one, BlockSparse | BlockMask) else tuple(getattr(one, "shape", ())[:-2])
+def _batch_of(operand: Any) -> tuple[int, ...]:
+    return operand.batch if isinstance(operand, BlockSparse | BlockMask) else tuple(getattr(operand, "shape", ())[:-2])
 
 
-def _whole(leaf: Any, own: tuple[int, ...], batch: tuple[int, ...]) -> Any:
-    within = jnp.shape(leaf)[len(own) :]
-    ones = (1,) * (len(batch) - len(own))
-    return jnp.broadcast_to(jnp.reshape(leaf, (*ones, *own, *within)), (*batch, *within))
+def _whole(leaf: Any, leaf_batch: tuple[int, ...], batch: tuple[int, ...]) -> Any:
+    within = jnp.shape(leaf)[len(leaf_batch) :]
+    ones = (1,) * (len(batch) - len(leaf_batch))
+    return jnp.broadcast_to(jnp.reshape(leaf, (*ones, *leaf_batch, *within)), (*batch, *within))

@@ -52,8 +52,8 @@ def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
 def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
     space = (_sampled_space if spec.kind == "sdd" else _product_space)(one_call(spec, chip), chip)
 
-    def with_code(one: TimedConfig) -> float:
-        return one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE)
+    def with_code(timed_config: TimedConfig) -> float:
+        return timed_config.modelled.time_us * (1 + _joined(spec, timed_config.config) * _MORE_CODE)
 
     # Of configurations that are about as fast, the one with less code.
     return tuple(sorted(legal_configs(space, lambda config: timed(spec, config, chip)), key=with_code))
@@ -77,13 +77,13 @@ def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
     return spec.m * spec.n * (3 * calls_of(spec, call) + 1) * dtype_bytes(call.dtype_out)
 
 
-def _of_calls(each: ModelledTime, spec: SparseSpec, call: SparseSpec, chip: Chip) -> ModelledTime:
+def _of_calls(call_time: ModelledTime, spec: SparseSpec, call: SparseSpec, chip: Chip) -> ModelledTime:
     calls, between_us = calls_of(spec, call), bytes_between(spec, call) / chip.machine.hbm_bytes_per_s * 1e6
     return ModelledTime(
-        time_us=calls * each.time_us + between_us,
-        compute_us=calls * each.compute_us,
-        copy_us=calls * each.copy_us + between_us,
-        ramp_us=calls * each.ramp_us,
+        time_us=calls * call_time.time_us + between_us,
+        compute_us=calls * call_time.compute_us,
+        copy_us=calls * call_time.copy_us + between_us,
+        ramp_us=calls * call_time.ramp_us,
     )
 
 
@@ -115,9 +115,9 @@ def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> Modelle
     return _time(spec, chip, stretches * stretch, stretches, lines, moved, panel)
 
 
-def _items(each: float, joined: int) -> float:
+def _items(blocks: float, joined: int) -> float:
     """Return the stretches of a line with about this many blocks: some have one more than is full."""
-    return max((each - 1) / joined + 0.5, 1.0)
+    return max((blocks - 1) / joined + 0.5, 1.0)
 
 
 def _sampled_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:

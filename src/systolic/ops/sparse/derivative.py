@@ -101,20 +101,20 @@ def multiply_fused(product: SparseProduct, blocks: Array, dense: Array, bias: An
     return fused_after_sum(kernel, in_two, True, (blocks, dense, bias))
 
 
-def _product(product: SparseProduct, *given: Any) -> Array:
+def _product(product: SparseProduct, *operands: Any) -> Array:
     run = functools.partial(_dispatched, product_by_pallas, product_by_xla)
-    return _run(run, sharded_product, product, *given)
+    return _run(run, sharded_product, product, *operands)
 
 
-def _run(run: Run, cut: Run, product: SparseProduct, *given: Any) -> Array:
-    def once(*given: Any) -> Array:
-        mesh = explicit_mesh(jax.tree.leaves(given))
-        return run(product, *given) if mesh is None else cut(run, mesh, product, *given)
+def _run(run: Run, cut: Run, product: SparseProduct, *operands: Any) -> Array:
+    def once(*operands: Any) -> Array:
+        mesh = explicit_mesh(jax.tree.leaves(operands))
+        return run(product, *operands) if mesh is None else cut(run, mesh, product, *operands)
 
-    return one_at_a_time(once, *given)
+    return one_at_a_time(once, *operands)
 
 
-def _dispatched(pallas: Run, xla: Run, product: SparseProduct, *given: Any) -> Array:
+def _dispatched(pallas: Run, xla: Run, product: SparseProduct, *operands: Any) -> Array:
     if 0 in product.grid:
-        return xla(product, *given)
-    return dispatched(product.backend, functools.partial(pallas, product), functools.partial(xla, product), *given)
+        return xla(product, *operands)
+    return dispatched(product.backend, functools.partial(pallas, product), functools.partial(xla, product), *operands)

@@ -32,7 +32,7 @@ class BlockMask:
       rows, columns: int32 [..., most blocks], as `BlockSparse` has them: sorted, and a row past the end is padding.
       shape: of the matrix.
       block: rows and columns of a block.
-      lower, upper: diagonals, column − row, outside of which a dense result is zero; None: there is no such limit.
+      lower, upper: diagonals, column − row; a dense result is zero outside of them. None: there is no such limit.
 
     Raises:
       BlockSparseError: as the constructor of `BlockSparse`; or a diagonal is not an integer.
@@ -157,11 +157,11 @@ def _register() -> None:
         (rows, columns), (shape, block, lower, upper) = children, static
         return BlockMask.of_sorted(rows, columns, shape, block, (lower, upper))
 
-    def flat(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return (one.rows, one.columns), tuple(getattr(one, name) for name in fields)
+    def flat(mask: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return (mask.rows, mask.columns), tuple(getattr(mask, name) for name in fields)
 
-    def flat_with_keys(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        children, static = flat(one)
+    def flat_with_keys(mask: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children, static = flat(mask)
         return ((key("rows"), children[0]), (key("columns"), children[1])), static
 
     jax.tree_util.register_pytree_with_keys(BlockMask, flat_with_keys, unflatten, flat)

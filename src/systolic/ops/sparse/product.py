@@ -29,7 +29,7 @@ class SparseProduct(ActivatedProduct):
       shape: of the sparse matrix as it is stored.
       block: rows and columns of a block as it is stored.
       expected: number of blocks, as far as it is known; the planner chooses tiles for it.
-      lower, upper: of a dense result, diagonals outside of which elements are zero: column − row.
+      lower, upper: diagonals, column − row; a dense result is zero outside of them.
     """
 
     kind: SparseKind

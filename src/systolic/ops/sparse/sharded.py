@@ -25,24 +25,26 @@ _BLOCKS = ("", "", "")
 _PLACES = Places(rows=("",), columns=("",))
 
 
-def sharded_product(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
+def sharded_product(run: Run, mesh: Any, product: SparseProduct, *operands: Any) -> Array:
     """Return the product by `run`, which on each device gets its parts of blocks, dense matrix, bias and places."""
     dense, bias, out = _dense_names(product)
     names = (_BLOCKS, dense, bias, _PLACES)
-    return on_devices(lambda *parts: run(product, *parts), mesh, cuts_of(given, names, last=()), given, names, out)
+    return on_devices(
+        lambda *parts: run(product, *parts), mesh, cuts_of(operands, names, last=()), operands, names, out
+    )
 
 
-def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
+def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *operands: Any) -> Array:
     names = (("", "k"), ("", "k") if product.transpose_rhs else ("k", ""), _PLACES)
-    cuts = cuts_of(given, names, last=())
+    cuts = cuts_of(operands, names, last=())
 
     def compute(*parts: Any) -> Array:
         if "k" not in cuts:
             return run(product, *parts)
-        part = product.anew(dtype_out=accumulator_dtype(given[0].dtype.name))
+        part = product.anew(dtype_out=accumulator_dtype(operands[0].dtype.name))
         return lax.psum(run(part, *parts), cuts["k"]).astype(product.dtype_out)
 
-    return on_devices(compute, mesh, cuts, given, names, ("", "") if product.dense_out else _BLOCKS)
+    return on_devices(compute, mesh, cuts, operands, names, ("", "") if product.dense_out else _BLOCKS)
 
 
 def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -> Array:

@@ -87,10 +87,10 @@ class Arguments:
     def whole(self, name: str) -> int:
         return self._of_type(name, int, "whole number")
 
-    def text(self, name: str, *known: str) -> str:
+    def text(self, name: str, *names: str) -> str:
         value = self.values.get(name)
-        if value not in known:
-            raise OpError(unknown_name(f"{name}=", value, known))
+        if value not in names:
+            raise OpError(unknown_name(f"{name}=", value, names))
         return str(value)
 
     def precision(self, name: str) -> DotPrecision:

@@ -114,8 +114,8 @@ def repeated_heads(operand: Array, q: Array) -> Array:
     return operand if repeats == 1 else jnp.repeat(operand, repeats, axis=-2)
 
 
-def attention_settings(arguments: Arguments, *more: str) -> Settings:
-    arguments.only(*_TENSORS, *_SETTINGS, *more)
+def attention_settings(arguments: Arguments, *others: str) -> Settings:
+    arguments.only(*_TENSORS, *_SETTINGS, *others)
     arguments.text("logits_dtype", "float32")
     if not arguments.flag("normalize_output"):
         raise OpError("normalize_output=false is not known for this operation")

@@ -95,8 +95,8 @@ def _attend(
     return total * correction.mT[..., None] + part, new_largest, sums * correction + weights.sum(axis=-1)
 
 
-def _part(whole: Any, start: Array | int, count: int, axis: int) -> Any:
+def _part(array: Any, start: Array | int, count: int, axis: int) -> Any:
     """Return a chunk along an axis; an axis of size 1 is broadcast and stays."""
-    if whole is None or whole.shape[axis] == 1:
-        return whole
-    return jax.lax.dynamic_slice_in_dim(whole, start, count, axis)
+    if array is None or array.shape[axis] == 1:
+        return array
+    return jax.lax.dynamic_slice_in_dim(array, start, count, axis)

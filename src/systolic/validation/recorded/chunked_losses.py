@@ -83,14 +83,14 @@ def chunked_loss_gradient(
 ) -> tuple[Array, Array, Array]:
     """Return the derivatives of `losses.loss_gradient`, computed in blocks of logits."""
     tokens, columns = x.shape[0], w.shape[1]
-    x_blocks, labels_blocks, lse_blocks = (_padded(whole, token_block, 0) for whole in (x, labels, lse))
+    x_blocks, labels_blocks, lse_blocks = (_padded(array, token_block, 0) for array in (x, labels, lse))
     w_blocks = _padded(w, column_block, 1)
 
     def of_tokens(block: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         by_x, by_w = carry
         start = block * token_block
         part_lse, part_labels, part_x = (
-            lax.dynamic_slice_in_dim(whole, start, token_block, 0) for whole in (lse_blocks, labels_blocks, x_blocks)
+            lax.dynamic_slice_in_dim(array, start, token_block, 0) for array in (lse_blocks, labels_blocks, x_blocks)
         )
 
         def of_columns(column: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -120,10 +120,10 @@ def _chosen(labels: Array, first: Array, column_block: int, dtype: jnp.dtype) ->
     return jax.nn.one_hot(labels - first, column_block, dtype=dtype)
 
 
-def _padded(whole: Array, block: int, axis: int) -> Array:
-    widths = [(0, 0)] * whole.ndim
-    widths[axis] = (0, -whole.shape[axis] % block)
-    return jnp.pad(whole, widths)
+def _padded(array: Array, block: int, axis: int) -> Array:
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, -array.shape[axis] % block)
+    return jnp.pad(array, widths)
 
 
 def _blocks(config: Arguments) -> dict[str, int]:

@@ -57,8 +57,8 @@ def ragged_dot(
 def multiplies_every_group(call: Call, chip: Chip, published_us: float) -> bool:
     """True if a published time is long enough to multiply all rows with every group.
 
-    XLA compiled ragged products so where it had no kernel for them. The arithmetic alone decides: the time is at least
-    that of all groups at the published peak, which is far more than each row with its own group needs.
+    XLA compiled ragged products this way where it had no kernel for them. Only arithmetic decides: the time is at least
+      what all rows times all groups take at the published peak, far more than each row times its own group.
     """
     lhs, rhs, sizes = call.arguments
     # An operand with a matrix for each group, or two whose rows are summed by group.
@@ -96,4 +96,4 @@ def _dimension_numbers(value: object) -> jax.lax.RaggedDotDimensionNumbers:
             return jax.lax.RaggedDotDimensionNumbers(**parts)
         except (TypeError, ValueError):
             pass
-    raise OpError(f"ragged_dot_dimension_numbers={shown(value)} are none")
+    raise OpError(f"ragged_dot_dimension_numbers={shown(value)} are not dimension numbers")

@@ -79,7 +79,7 @@ def tokamax_call(op: str, arguments: Mapping[str, Any], config: Mapping[str, Any
     return Call(functools.partial(recorded_operation, record=record), arrays)
 
 
-@runs_user_code  # what the package raises is a row's reason
+@runs_user_code  # any error of the package is a row's reason
 def recorded_operation(*arrays: Any, record: str) -> Any:
     """Run an operation of tokamax on its arrays, with the other arguments and the tiles of its record, as JSON."""
     from tokamax._src import config as settings  # pyright: ignore[reportMissingImports]

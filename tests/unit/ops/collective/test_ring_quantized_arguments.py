@@ -57,7 +57,7 @@ def test_scales_that_do_not_go_with_values_are_refused(
 
 def test_other_operands_are_refused() -> None:
     for multiply in BOTH:
-        with pytest.raises(SpecError, match="x is int8; beside a quantized w"):
+        with pytest.raises(SpecError, match="x is int8; with a quantized w"):
             traced(multiply, weight(1, 512), dtype="int8")
         with pytest.raises(SpecError, match="bias of shape"):
             traced(multiply, weight(1, 512), bias=jnp.zeros(256))

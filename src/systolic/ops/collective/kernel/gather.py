@@ -2,7 +2,8 @@
 
     out[devices · rows, columns] = all_gather(x[rows, k]) @ w[k, columns]
 
-With two matrices w there are two sums, of which `finish` makes one result or more. The gathered x can be a result too.
+With two matrices w there are two sums, from which `finish` makes one result or more. The gathered x can be a result
+too.
 
 Each device sends its rows both ways round the ring, in pieces. A device forwards a piece as soon as it arrives, then
 multiplies it. After devices / 2 hops every row has reached every device; each direction brings half of the opposite
@@ -10,8 +11,8 @@ device's rows. So a link carries (devices − 1) / 2 chunks in each direction, t
 
 Rows lie in VMEM in order of arrival. Each piece has a slot of its own, so no device has to signal that a slot is free.
 If the rows do not fit, they go round the ring in parts: there are slots for two, and the pieces of the next part follow
-those of this one without a break. A device sends a part when its neighbors have forwarded some of the one before, and
-so have multiplied the one whose slots it fills.
+without a break. A device sends a part when its neighbors have forwarded some of the previous part, and so have
+multiplied the part before that, whose slots it fills.
 
 The weights are copied to VMEM once. The rows of some slots are multiplied at once, one block of columns after another;
 the first ones by smaller blocks, as these weights arrive.
@@ -112,7 +113,7 @@ def _body(
         return place_of(part) * schedule.slots + slot
 
     def rows_at(device_rows: Any, part: Any, piece: Any) -> Any:
-        """Return the rows of a piece, behind those of other devices."""
+        """Return the rows of a piece, counted from `device_rows`, the first row of its device."""
         return pl.ds(pl.multiple_of(device_rows + first_row + (part * pieces + piece) * rows, _ROW_ALIGNMENT), rows)
 
     def own(part: Any, act: Act) -> None:
@@ -200,7 +201,7 @@ def _body(
             begun(0, step, direction).start()
 
     def begin(part: Any) -> None:
-        """Wait for the device's own rows of a part, and let those of the next one follow."""
+        """Wait for the device's own rows of a part, and start to copy its rows of the next part."""
         own(part, lambda copy: copy.wait())
         if schedule.parts > 1:
             pl.when(part + 1 < schedule.parts)(lambda: own(part + 1, lambda copy: copy.start()))

@@ -41,10 +41,10 @@ class RingResults(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RingKernel(Generic[S]):
-    """All that a kernel knows besides its operands.
+    """All that a kernel knows in addition to its operands.
 
     Attributes:
-      axis_name: the mesh axis of the ring, of which the device is a part under `shard_map`.
+      axis_name: the mesh axis of the ring, over which `shard_map` runs the kernel.
       collective_id: the barrier's number. Calls over another axis in the same program need another one.
       precision: of float32 operands.
       finish: makes a block of each result from its sums and from a block of the bias.
@@ -101,7 +101,7 @@ class RingKernel(Generic[S]):
         return results
 
     def dot(self, x: Any, w: Any) -> Any:
-        """Return the sums in float32; those of integers are exact before they are converted."""
+        """Return the sums in float32; integers are summed exactly before they are converted."""
         contracted = ((1,), (1 if self.schedule.transpose_rhs else 0,)), ((), ())
         if jnp.issubdtype(x.dtype, jnp.integer):
             return lax.dot_general(x, w, contracted, preferred_element_type=jnp.int32).astype(jnp.float32)

@@ -2,15 +2,15 @@
 
     out[rows, columns] = sum over devices of (x[devices · rows, k] @ w[k, columns])[the rows of this device]
 
-Two matrices w are one, of which each has half of k.
+Two matrices w are stored as one: each has half of k.
 
 It is all-gather × matmul the other way round. The sum of one device's rows begins at the opposite device, in two halves
 that come round the ring both ways, and each device on the way adds its own product. So a link carries (devices − 1) / 2
 chunks of the result in each direction, the least for a ring.
 
 A sum travels block by block of columns, in the dtype of the result, or in eight bits with a scale for each row of a
-block; a device adds in float32 and rounds what it passes on. Each block has a place of its own in VMEM, in which it
-arrives, is added to, and from which it is sent. The weights and x are copied to VMEM once.
+block; a device adds in float32 and rounds what it passes on. Each block has a place of its own in VMEM, where it
+arrives, is added to, and is sent from. The weights and x are copied to VMEM once.
 
 The first pass multiplies the rows of all sums that begin here, so that the links are busy while weights still arrive.
 Each of the others multiplies the rows of one step, and adds and sends a block before it multiplies the next. For few

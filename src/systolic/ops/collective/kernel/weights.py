@@ -2,15 +2,16 @@
 
     out[rows, n] = x[rows, k] @ all_gather(w), whose devices have [k / devices, n] or [k, n / devices] of it
 
-It is how FSDP keeps weights. With two weights there are two sums, of which `finish` makes one result or more.
+It is how FSDP keeps weights. With two weights there are two sums, from which `finish` makes one result or more.
 
 The weight goes round in groups of columns, each as rows do in `gather.py`: both ways, in two pieces, forwarded as soon
 as they arrive. Every piece has a place of its own by the device that it comes from: in VMEM, or in HBM if the weight
 does not fit, from where each product copies its pieces. A device sends its own pieces of two groups ahead, so that its
 links are busy while it multiplies.
 
-If the devices cut n, a piece is columns of the weight and makes columns of the result. If they cut k, it is rows of
-them: those of all devices make a product, and the next group is passed on between the products of this one.
+If the devices cut n, a piece is columns of the weight and makes columns of the result. If they cut k, a piece is rows
+of the weight: the pieces of all devices make a product, and the next group is passed on between the products of this
+one.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _body(
         return group, jnp.where(step < 0, direction, lax.rem(step + direction, jnp.int32(WAYS))), owner
 
     def piece_number(number: Any) -> Any:
-        """Return the place of a product's columns among those of the result, in pieces."""
+        """Return the place of a product's columns in the result, counted in pieces."""
         group, half, owner = piece_of(number)
         return group * WAYS + half + (0 if by_k else owner * (groups * WAYS))
 

@@ -39,7 +39,7 @@ class ExchangeRefs(NamedTuple):
 
 
 def equal_copy(ref: Any, semaphore: Any, device_id: Any, tiles: int) -> Any:
-    """Return a copy of so many tiles between devices, to wait for one like it."""
+    """Return a copy of this number of tiles between devices, to wait for one of that size."""
     part = ref.at[pl.ds(0, tiles)]
     return pltpu.make_async_remote_copy(part, part, semaphore, semaphore, device_id=device_id)
 
@@ -53,7 +53,7 @@ def by_powers_of_two(count: Any, limit: int, act: Callable[[int], None]) -> None
 
 
 def wait_for_slot(slot: Any, tiles: int, device_id: Any, refs: ExchangeRefs) -> None:
-    """Wait until what was sent from a slot has left it."""
+    """Wait until the tiles that were sent from a slot have left it."""
     # The operand has more tiles than a block.
     waited = functools.partial(equal_copy, refs.x, refs.send_sem.at[slot], device_id)
     by_powers_of_two(refs.sent_tiles[slot], tiles, lambda count: waited(count).wait_send())

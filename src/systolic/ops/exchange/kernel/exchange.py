@@ -49,7 +49,7 @@ def exchanged(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "out_rows d"]:
-    """Return `output` with the rows that arrive. Tables are those of `Slice` and `Edge`."""
+    """Return `output` with the rows that arrive. The rows of the tables are `Slice` and `Edge`."""
     fetched, sent = (
         PackedRows(slots=slots, tiles=tiles, registers=spec.registers, dtype=spec.dtype, is_interpreted=bool(interpret))
         for slots, tiles in ((FETCH_SLOTS, schedule.tiles + 1 + 2 * GUARD_TILES), (SEND_SLOTS, schedule.tiles))

@@ -43,7 +43,7 @@ class _State(NamedTuple):
     started: Any  # copies of blocks, each of `fetched` of them
     arrived: Any
     stored: Any  # lines of the result
-    panels: Any  # that have passed
+    panels: Any  # panels that have passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

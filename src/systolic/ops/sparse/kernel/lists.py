@@ -55,7 +55,7 @@ def launch(
       kind: makes the kernel's body from the refs, the list of blocks, and `static`; its method `run` runs it.
       places: block specs of all operands.
       shape: the output's.
-      buffers: scratch shapes, with those of the list in the field `list`.
+      buffers: scratch shapes; the field `list` has the shapes for the list.
       from_hbm: names of the operands that the kernel copies from HBM itself.
     """
 
@@ -152,9 +152,9 @@ def over_items(begin: Any, end: Any, joined: int, body: Callable[[Item, Any], An
     return lax.fori_loop(0, items, item, carry)
 
 
-def with_code_for(count: Any, most: int, code: Callable[[int], None]) -> None:
+def with_code_for(count: Any, largest: int, code: Callable[[int], None]) -> None:
     """Make straight code for one block, for two, and so on, and run the code for this number of blocks."""
-    for number in range(1, most + 1):
+    for number in range(1, largest + 1):
         pl.when(count == number)(lambda number=number: code(number))
 
 
@@ -171,7 +171,7 @@ class Panels(NamedTuple):
     axis: int  # of the dense operand, that panels cut
     size: int  # of a panel along it
     grid: int  # panels
-    parts: int  # in which one arrives
+    parts: int  # parts in which a panel arrives
 
     def part_copy(self, number: Any, panel: Any, slot: Any) -> Any:
         across = 1 - self.axis
