@@ -203,7 +203,7 @@ def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> Ring
         width = sizes.k * dtype_bytes(sizes.dtype) if scatters else sizes.columns * dtype_bytes(sizes.dtype_out)
         all_rows = rows if scatters else devices * rows
         turned_bytes = 2 * all_rows * width * sizes.outs
-    # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
+    # Rows of a chunk: of lhs before an all-gather, of the result after a reduce-scatter.
     sizes = replace(sizes, rows=-(-rows // devices)) if scatters else sizes
     return chosen(
         sizes,

@@ -43,19 +43,19 @@ class _Factor:
     dtype_given: str
     dtype_multiplied: str
     is_vector: bool
-    said: str
+    description: str
 
     @classmethod
-    def of(cls, given: Given, *, in_kernel: bool) -> _Factor:
-        name = given.name
-        stored = given_dtype(given.value, name)
-        array = operand(given.value, name)
-        args = _arguments(given.args, f"{name}_args")
-        described = f"{name}{list(array.shape)}{' transposed' if given.transposed else ''}"
+    def of(cls, argument: Given, *, in_kernel: bool) -> _Factor:
+        name = argument.name
+        stored = given_dtype(argument.value, name)
+        array = operand(argument.value, name)
+        args = _arguments(argument.args, f"{name}_args")
+        description = f"{name}{list(array.shape)}{' transposed' if argument.transposed else ''}"
         is_vector = array.ndim == 1
         if is_vector:
             array = array[None] if name == "lhs" else array[:, None]
-        fn, dtype = _function(given.fn, f"{name}_fn", array, args, in_kernel)
+        fn, dtype = _function(argument.fn, f"{name}_fn", array, args, in_kernel)
         return cls(
             matrices=array,
             args=args,
@@ -63,7 +63,7 @@ class _Factor:
             dtype_given=stored if fn is None else dtype,
             dtype_multiplied=dtype,
             is_vector=is_vector,
-            said=described,
+            description=description,
         )
 
 
@@ -92,19 +92,19 @@ def canonical(
     """Check the arguments, make matrices of vectors, all of one rank; raise SpecError for those that do not fit."""
     lhs, rhs = (_Factor.of(factor, in_kernel=backend.in_kernel) for factor in (left, right))
     if (lhs.is_vector and left.transposed) or (rhs.is_vector and right.transposed):
-        raise SpecError(f"a vector has no transpose: {lhs.said}, {rhs.said}; leave it out")
+        raise SpecError(f"a vector has no transpose: {lhs.description}, {rhs.description}; leave it out")
     m, k = lhs.matrices.shape[-2:][:: -1 if left.transposed else 1]
     inner, n = rhs.matrices.shape[-2:][:: -1 if right.transposed else 1]
     if k != inner:
         raise SpecError(
-            f"{lhs.said} has k={k}, {rhs.said} has k={inner}: the inner sizes have to agree; "
+            f"{lhs.description} has k={k}, {rhs.description} has k={inner}: the inner sizes have to agree; "
             "check transpose_lhs and transpose_rhs"
         )
     try:
         batch = broadcast_shapes(lhs.matrices.shape[:-2], rhs.matrices.shape[:-2])
     except ValueError as error:
         raise SpecError(
-            f"batch dimensions of {lhs.said} and {rhs.said} do not broadcast: each pair has to be equal, "
+            f"batch dimensions of {lhs.description} and {rhs.description} do not broadcast: each pair has to be equal, "
             "or one of them 1"
         ) from error
     row, column = lhs.is_vector, rhs.is_vector
@@ -162,16 +162,16 @@ def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
 
 
 def _fused(
-    value: Any, name: str, wanted: tuple[int, ...], rank: int, *, row: bool, column: bool, out: tuple[int, ...]
+    value: Any, name: str, shape: tuple[int, ...], rank: int, *, row: bool, column: bool, out: tuple[int, ...]
 ) -> Array | None:
-    """Return an array that broadcasts to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
+    """Return an array that broadcasts to `shape`, in its canonical form [*batch or 1, m or 1, n or 1]."""
     if value is None:
         return None
     array = fused_array(value, name)
-    if not broadcasts_to(array.shape, wanted):
+    if not broadcasts_to(array.shape, shape):
         raise SpecError(
             f"{name} of shape {list(array.shape)} does not go with an output of {list(out)}; "
-            + (f"it needs shape {list(wanted)} or one element" if name == "bias" else "it has to broadcast to that")
+            + (f"it needs shape {list(shape)} or one element" if name == "bias" else "it has to broadcast to that")
         )
     # The output of a vector lacks an axis: [*batch, m] without columns, [*batch, n] without rows, or [*batch].
     if name != "bias" and array.ndim:

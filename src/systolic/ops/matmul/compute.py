@@ -60,17 +60,17 @@ class _Tangent:
         cotangents_in = iter(jax.vjp(fn, *at)[1](tuple(cotangents)))
         return [None if argument is None else next(cotangents_in) for argument in arguments]
 
-    def _of(self, arrays: Sequence[Array], wanted: Sequence[Any]) -> tuple[Fn, tuple[Array, ...]]:
+    def _of(self, arrays: Sequence[Array], arguments: Sequence[Any]) -> tuple[Fn, tuple[Array, ...]]:
         """Return the product as a function of some of its arrays, and these arrays."""
 
-        def fn(*some: Array) -> tuple[Array, ...]:
-            values = iter(some)
+        def fn(*primals: Array) -> tuple[Array, ...]:
+            values = iter(primals)
             all_of_them = [
-                old if is_given is None else next(values) for old, is_given in zip(arrays, wanted, strict=True)
+                old if is_given is None else next(values) for old, is_given in zip(arrays, arguments, strict=True)
             ]
             return floating(by_xla(self.product, self.structure.unflatten(all_of_them)))
 
-        return fn, tuple(array for array, is_given in zip(arrays, wanted, strict=True) if is_given is not None)
+        return fn, tuple(array for array, is_given in zip(arrays, arguments, strict=True) if is_given is not None)
 
 
 def _batched(product: Product, operands: Operands) -> tuple[Array, ...]:

@@ -177,11 +177,11 @@ def _operands(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers) -> tu
     return left, right, transpose_lhs, not columns_last
 
 
-def _sum_dtype(wanted: Any) -> Any:
+def _sum_dtype(out_dtype: Any) -> Any:
     """Return the dtype to request from the kernel: JAX's int8 of int8 wraps, and the kernel's would saturate."""
     import jax.numpy as jnp
 
-    return jnp.int32 if jnp.issubdtype(wanted, jnp.integer) else wanted
+    return jnp.int32 if jnp.issubdtype(out_dtype, jnp.integer) else out_dtype
 
 
 def _matrices(array: Array, batch: Sequence[int], contracted: Sequence[int]) -> tuple[Array, bool]:

@@ -73,11 +73,11 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
     keeps = product.functions.activation is not None or operands.scale is not None
     computed = replace(product, kept_sum=kept_dtype(operands)) if keeps else product
     computed = replace(computed, keeps_lhs=gathers(computed, operands))
-    out, *kept = compute(computed, operands)
+    out, *residuals = compute(computed, operands)
     tangent = _Tangent(product=product, structure=structure)
     if computed.keeps_lhs:  # the rows of all devices are for the gradient of rhs
-        tangent, leaves[0] = replace(tangent, lhs_cut=out_cut_of(operands.lhs)), kept.pop()
-    return out, linear(tangent, [*leaves, *kept], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
+        tangent, leaves[0] = replace(tangent, lhs_cut=out_cut_of(operands.lhs)), residuals.pop()
+    return out, linear(tangent, [*leaves, *residuals], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

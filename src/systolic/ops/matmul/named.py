@@ -128,9 +128,9 @@ def _uncounted(spec: MatmulSpec) -> MatmulSpec:
     )
 
 
-def _difference(asked: MatmulSpec, made: MatmulSpec) -> str:
+def _difference(requested: MatmulSpec, made: MatmulSpec) -> str:
     fields: list[tuple[str, Any, Any]] = [
-        (name, getattr(_uncounted(made), name), getattr(_uncounted(asked), name))
+        (name, getattr(_uncounted(made), name), getattr(_uncounted(requested), name))
         for name in MatmulSpec.__dataclass_fields__
     ]
     return "; ".join(

@@ -70,7 +70,7 @@ class Orientation:
         """Return the operands for the kernel; `turn` transposes one of them."""
         operands = operands.swapped() if self.swap_ab else operands
         turns = {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap_ab}
-        return operands.map(lambda one, side: turn(one) if turns[side] else one, operands.sides)
+        return operands.map(lambda operand, side: turn(operand) if turns[side] else operand, operands.sides)
 
     def tiles(self, tiles: Tiles | None) -> Tiles | None:
         if tiles is None or not self.swap_ab:
@@ -85,7 +85,7 @@ class Orientation:
             return IllegalTilesError(f"{error.kernel} of rhsᵀ · lhsᵀ, which the kernel computes", error.violations)
 
         def turned(text: str) -> str:
-            return re.sub(r"\b(tile_)?([mn]|lhs|rhs)\b", lambda found: (found[1] or "") + _CALLERS[found[2]], text)
+            return re.sub(r"\b(tile_)?([mn]|lhs|rhs)\b", lambda match: (match[1] or "") + _CALLERS[match[2]], text)
 
         kernel = re.sub(r"(\d+)/(\d+)/(\d+)", r"\3/\2/\1", error.kernel)
         return IllegalTilesError(

@@ -110,11 +110,11 @@ def _prologue(fn: Fn | None, arrays: tuple[Any, ...], args: tuple[FusedOperand, 
 
 
 @functools.lru_cache(maxsize=1024)
-def epilogue_op_count(product: Product, given: Operands) -> OpCount:
+def epilogue_op_count(product: Product, has_operands: Operands) -> OpCount:
     """Return the operations for each element of the epilogue of a product with these operands."""
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
     fact = FusedOperand(rows=True, columns=True, dtype="float32")
-    facts: dict[str, Any] = {name: fact for name, is_given in given._asdict().items() if is_given}
+    facts: dict[str, Any] = {name: fact for name, is_given in has_operands._asdict().items() if is_given}
     epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
     if epilogue.is_identity and not product.counts_cast:
         return OpCount(total=0, transcendentals=0)

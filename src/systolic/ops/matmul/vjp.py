@@ -33,24 +33,24 @@ def operand_cotangents(
     product: Product,
     operands: Operands,
     z: Array | None,
-    wanted: Operands,
+    requested: Operands,
     dout: Array,
     *,
     lhs_cut: tuple[Axes, ...] | None = None,
 ) -> Operands:
-    """Return the cotangents of the wanted operands, None for the others.
+    """Return the cotangents of the requested operands, None for the others.
 
     Args:
       z: the sum with the bias, kept if there is an activation or a scale.
-      wanted: for each operand, True if its cotangent is wanted; never for integers.
+      requested: for each operand, True if its cotangent is requested; never for integers.
       dout: cotangent of the output.
-      lhs_cut: the cuts of lhs over a mesh with explicit axes, if they are not those of the array.
+      lhs_cut: the cuts of lhs over a mesh with explicit axes, if they differ from the array's own cuts.
     """
     wide = dout.astype(jnp.float32)
     scaled = wide if operands.scale is None else wide * operands.scale.astype(jnp.float32)
     dz, source, fn = _derivative(product, operands, z, dout, scaled)
     dscale = None
-    if wanted.scale:
+    if requested.scale:
         assert z is not None
         unscaled = z.astype(jnp.float32)
         unscaled = unscaled if product.functions.activation is None else product.functions.activation(unscaled)
@@ -58,13 +58,13 @@ def operand_cotangents(
             unscaled = unscaled + operands.residual.astype(jnp.float32)
         dscale = wide * unscaled
     cuts = (out_cut_of(operands.lhs) if lhs_cut is None else lhs_cut), out_cut_of(operands.rhs)
-    dlhs, dlhs_args, source = _operand_cotangents("lhs", product, operands, wanted, source, fn, cuts[0])
-    drhs, drhs_args, _ = _operand_cotangents("rhs", product, operands, wanted, source, fn, cuts[1])
+    dlhs, dlhs_args, source = _operand_cotangents("lhs", product, operands, requested, source, fn, cuts[0])
+    drhs, drhs_args, _ = _operand_cotangents("rhs", product, operands, requested, source, fn, cuts[1])
     return Operands(
         lhs=dlhs,
         rhs=drhs,
-        bias=summed(dz if wanted.bias else None, operands.bias),
-        residual=summed(scaled if wanted.residual else None, operands.residual),
+        bias=summed(dz if requested.bias else None, operands.bias),
+        residual=summed(scaled if requested.residual else None, operands.residual),
         scale=summed(dscale, operands.scale),
         lhs_args=dlhs_args,
         rhs_args=drhs_args,
@@ -107,12 +107,12 @@ def _operand_cotangents(
     side: Side,
     product: Product,
     operands: Operands,
-    wanted: Operands,
+    requested: Operands,
     source: tuple[Array, ...],
     fn: Fn | None,
     cut: tuple[Axes, ...] | None,
 ) -> tuple[Any, tuple[Any, ...], tuple[Array, ...]]:
-    """Return the cotangents of lhs or rhs, stored like it, and of its function's arguments; None if not wanted.
+    """Return the cotangents of lhs or rhs, stored like it, and of its function's arguments; None if not requested.
 
     The last result is `source`, with the rows of all devices if a kernel has gathered them.
     """
@@ -123,8 +123,10 @@ def _operand_cotangents(
     )
     array, args, own_fn = own_operands.lhs, own_operands.lhs_args, functions.lhs
     transposed, other_transposed = (product.transpose_lhs, product.transpose_rhs)[:: 1 if is_lhs else -1]
-    own_wanted, args_wanted = (wanted.lhs, wanted.lhs_args) if is_lhs else (wanted.rhs, wanted.rhs_args)
-    if not own_wanted and not any(args_wanted):
+    own_requested, args_requested = (
+        (requested.lhs, requested.lhs_args) if is_lhs else (requested.rhs, requested.rhs_args)
+    )
+    if not own_requested and not any(args_requested):
         return None, tuple(None for _ in args), source
     # dz is the left factor of the gradient of lhs, and the right one of rhs's; stored transposed, the other way.
     dz_left = is_lhs != transposed
@@ -161,7 +163,7 @@ def _operand_cotangents(
     through = _through(own_fn, gradient_sum, array, args)
     cotangents_in = [
         cotangent_in if is_wanted else None
-        for cotangent_in, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)
+        for cotangent_in, is_wanted in zip(through, (own_requested, *args_requested), strict=True)
     ]
     return cotangents_in[0], tuple(cotangents_in[1:]), source
 

@@ -75,7 +75,9 @@ def auto_pipeline_matmul(operands: Operands, kernel: MatmulKernel) -> tuple[Shap
 
     blocks = operand_blocks(spec, tiles)
     in_specs = arrays.map(operand_spec, blocks)
-    arrays = arrays.map(lambda one, block: one.reshape(one.shape[-2:]) if is_resident(one, block) else one, blocks)
+    arrays = arrays.map(
+        lambda array, block: array.reshape(array.shape[-2:]) if is_resident(array, block) else array, blocks
+    )
     all_blocks = arrays.present()
     out_shape = tuple(shape_with_mesh_axes((*batch, spec.m, spec.n), dtype, all_blocks) for dtype in spec.dtypes_out)
     out_specs = tuple(block_spec(out, (tiles.tile_m, tiles.tile_n), ("m", "n"), 2) for out in out_shape)
@@ -99,20 +101,22 @@ def auto_pipeline_matmul(operands: Operands, kernel: MatmulKernel) -> tuple[Shap
             dimension_semantics=semantics, vmem_limit_bytes=kernel.vmem_limit_bytes
         )
     else:
-        moving = in_specs.map(lambda one, array, block: None if is_resident(array, block) else one, operands, blocks)
+        moving = in_specs.map(
+            lambda in_spec, array, block: None if is_resident(array, block) else in_spec, operands, blocks
+        )
         pipelined, structure = jax.tree.flatten(moving)
         places = in_specs.map(
-            lambda _, one: pl.BlockSpec(memory_space=pltpu.VMEM if one is None else pltpu.HBM), moving
+            lambda _, in_spec: pl.BlockSpec(memory_space=pltpu.VMEM if in_spec is None else pltpu.HBM), moving
         )
         places_out = tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in out_specs)
 
         def run(refs: Operands, outs: tuple[Any, ...], scratch: Any) -> None:
-            def one_step(*given: Any) -> None:
-                inputs = jax.tree.unflatten(structure, given[: len(pipelined)])
+            def one_step(*step_refs: Any) -> None:
+                inputs = jax.tree.unflatten(structure, step_refs[: len(pipelined)])
                 merged = refs.map(lambda ref, block: ref if block is None else block, inputs)
-                body(merged, given[len(pipelined) :], scratch)
+                body(merged, step_refs[len(pipelined) :], scratch)
 
-            streamed = jax.tree.leaves(refs.map(lambda ref, one: None if one is None else ref, moving))
+            streamed = jax.tree.leaves(refs.map(lambda ref, in_spec: None if in_spec is None else ref, moving))
             with tracing_for(kernel.chip):
                 pltpu.emit_pipeline(one_step, grid=grid, in_specs=pipelined, out_specs=out_specs)(*streamed, *outs)
 

@@ -63,8 +63,8 @@ def step(
         with jax.named_scope("multiply"):
             return multiply(lhs, rhs, subtile, spec)
 
-    def subtiles(one: Callable[[Subtile], None]) -> None:
-        loop(config.subtiles, lambda number: one(Subtile.number(number, config)))
+    def subtiles(act: Callable[[Subtile], None]) -> None:
+        loop(config.subtiles, lambda number: act(Subtile.number(number, config)))
 
     def finish_last(totals: Sums, subtile: Subtile) -> None:
         finish(totals, subtile)

@@ -86,9 +86,9 @@ class OutputStream:
         )
 
 
-def _moved(columns: Any, by: int) -> Any:
-    """Return columns of a matrix as columns of the array in which it begins at column `by`."""
-    if not by:
+def _moved(columns: Any, offset: int) -> Any:
+    """Return columns of a matrix as columns of the array in which it begins at column `offset`."""
+    if not offset:
         return columns
     start = columns.start
-    return pl.ds(start + by if isinstance(start, int) else pl.multiple_of(start + by, LANES), columns.size)
+    return pl.ds(start + offset if isinstance(start, int) else pl.multiple_of(start + offset, LANES), columns.size)
