@@ -154,7 +154,7 @@ def _sizes(value: Any, m: int) -> Array:
     return jnp.asarray(value) if dtype == "int32" else _clipped(value, dtype, 0, m)
 
 
-def _offset(value: Any, every: int, groups: int) -> Array:
+def _offset(value: Any, all_groups: int, groups: int) -> Array:
     """Check a `group_offset`. A traced offset out of range becomes the nearest at which `rhs` has no group."""
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     if is_array:
@@ -165,11 +165,12 @@ def _offset(value: Any, every: int, groups: int) -> Array:
         dtype, is_number, shown = "int32", isinstance(value, int) and not isinstance(value, bool), repr(value)
     if not is_number:
         raise SpecError(f"group_offset is {shown}; use the number of a group, an integer without dimensions")
-    if not isinstance(value, Tracer) and not 0 <= int(value) <= every - groups:
+    if not isinstance(value, Tracer) and not 0 <= int(value) <= all_groups - groups:
         raise SpecError(
-            f"group_offset={int(value)}: rhs has {groups} of {every} groups; use a number from 0 to {every - groups}"
+            f"group_offset={int(value)}: rhs has {groups} of {all_groups} groups; use a number from 0 to "
+            f"{all_groups - groups}"
         )
-    return _clipped(value, dtype, -groups, every).reshape(1)
+    return _clipped(value, dtype, -groups, all_groups).reshape(1)
 
 
 def _clipped(value: Any, dtype: str, low: int, high: int) -> Array:

@@ -79,16 +79,18 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
     )
 
 
-def _code_depth(k: int, most: int, multiple: int) -> int:
+def _code_depth(k: int, max_depth: int, multiple: int) -> int:
     """Choose how much of k one stretch of code sums over; a shorter rest is code of its own."""
-    depth = block_size(k, multiple, most)
+    depth = block_size(k, multiple, max_depth)
     if k % depth == 0:
         return depth
-    return max((index for index in range(multiple, depth + 1, multiple) if index + k % index <= most), default=multiple)
+    return max(
+        (index for index in range(multiple, depth + 1, multiple) if index + k % index <= max_depth), default=multiple
+    )
 
 
 def _scaled_share(spec: GroupedSpec, chip: Chip) -> float:
-    """Return the code of a block of k whose sums are scaled, over that of a sum without scales."""
+    """Return the code of a block of k whose sums are scaled, as a multiple of the code of a sum without scales."""
     scale_block = spec.k // spec.scale_blocks
     return (
         max(chip.machine.mxu_rows / scale_block, 1.0) + macs_per_cycle(spec.dtype, chip) * scale_cycles(1) / scale_block

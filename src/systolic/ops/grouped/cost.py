@@ -172,9 +172,9 @@ def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
     Of two that are about as fast for typical sizes, the one that is faster when one group has all rows comes first.
     """
 
-    def order(one: TimedConfig) -> float:
-        in_one = product_time(spec, one.config, chip, (min(spec.rows_of_groups, _MAX_ROWS),))
-        return max(in_one.compute_us, in_one.copy_us) ** _SINGLE_GROUP_WEIGHT * _with_code(one)
+    def order(candidate: TimedConfig) -> float:
+        in_one = product_time(spec, candidate.config, chip, (min(spec.rows_of_groups, _MAX_ROWS),))
+        return max(in_one.compute_us, in_one.copy_us) ** _SINGLE_GROUP_WEIGHT * _with_code(candidate)
 
     return sorted(_timed(spec, chip, _product_space(spec, chip)), key=order)
 
@@ -194,9 +194,9 @@ def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterato
     return legal_configs(configs, lambda config: timed(spec, config, chip))
 
 
-def _with_code(one: TimedConfig) -> float:
+def _with_code(candidate: TimedConfig) -> float:
     """Return the time that orders configurations: of two about equally fast ones, shorter blocks are less code."""
-    return one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT)
+    return candidate.modelled.time_us * (1 + candidate.config.subtile_m / _ROWS_FOR_ALL_OF_IT)
 
 
 def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
@@ -251,13 +251,13 @@ def _column_sides(n: int, chip: Chip) -> list[int]:
     return sorted((*legal_sides(n, _least_columns(chip)), *ragged_sides(n, _least_columns(chip))))
 
 
-def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[int]:
+def _spans(sizes: Sequence[int], multiple: int, max_rows: int, block: int) -> list[int]:
     """Return the rows of the visits of groups, in whole registers; a group's visits but the last are whole blocks."""
     spans, start = [], 0
     for size in sizes:
         if size:
             span = padded(start + size, multiple) - start // multiple * multiple
-            blocks = -(-span // most)
+            blocks = -(-span // max_rows)
             visit_rows = padded(-(-span // blocks), block) if blocks > 1 else span
             spans += [min(visit_rows, span - at) for at in range(0, span, visit_rows)]
         start += size

@@ -30,7 +30,7 @@ def block_cycles(
 
     Args:
       summed: the most of `depth` that one sum has; None: all.
-      pushed: dtype of the weights in the matrix units; "": that of the rows.
+      pushed: dtype of the weights in the matrix units; "": the dtype of the rows.
     """
     machine, estimate = chip.machine, chip.step_estimate
     deep = min(machine.mxu_rows, summed or depth)

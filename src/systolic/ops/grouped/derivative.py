@@ -127,31 +127,33 @@ def _kept_dtype(lhs: Array) -> str:
     return "float32" if lhs.dtype == jnp.float32 else "bfloat16"
 
 
-def _product(product: GroupedProduct, *given: Any) -> Array:
-    def whole(*given: Any) -> Array:
-        mesh = explicit_mesh(jax.tree.leaves(given))
-        return _multiplied(product, *given) if mesh is None else sharded_product(_multiplied, mesh, product, *given)
+def _product(product: GroupedProduct, *operands: Any) -> Array:
+    def whole(*operands: Any) -> Array:
+        mesh = explicit_mesh(jax.tree.leaves(operands))
+        return (
+            _multiplied(product, *operands) if mesh is None else sharded_product(_multiplied, mesh, product, *operands)
+        )
 
-    return one_at_a_time(whole, *given)
+    return one_at_a_time(whole, *operands)
 
 
-def _multiplied(product: GroupedProduct, *given: Any) -> Array:
+def _multiplied(product: GroupedProduct, *operands: Any) -> Array:
     by_pallas, by_xla = (functools.partial(run, product) for run in (product_by_pallas, product_by_xla))
-    return dispatched(product.backend, by_pallas, by_xla, *given)
+    return dispatched(product.backend, by_pallas, by_xla, *operands)
 
 
-def _gradient(product: GroupedProduct, groups: int, *given: Any) -> Array:
-    def whole(*given: Any) -> Array:
-        mesh = explicit_mesh(jax.tree.leaves(given))
+def _gradient(product: GroupedProduct, groups: int, *operands: Any) -> Array:
+    def whole(*operands: Any) -> Array:
+        mesh = explicit_mesh(jax.tree.leaves(operands))
         if mesh is None:
-            return _differentiated(product, groups, *given)
-        return sharded_gradient(_differentiated, mesh, product, groups, *given)
+            return _differentiated(product, groups, *operands)
+        return sharded_gradient(_differentiated, mesh, product, groups, *operands)
 
-    return one_at_a_time(whole, *given)
+    return one_at_a_time(whole, *operands)
 
 
-def _differentiated(product: GroupedProduct, groups: int, *given: Any) -> Array:
+def _differentiated(product: GroupedProduct, groups: int, *operands: Any) -> Array:
     if not groups:  # which the shapes of the arrays do not show
-        return gradient_by_xla(product, groups, *given)
+        return gradient_by_xla(product, groups, *operands)
     by_pallas, by_xla = (functools.partial(run, product, groups) for run in (gradient_by_pallas, gradient_by_xla))
-    return dispatched(product.backend, by_pallas, by_xla, *given)
+    return dispatched(product.backend, by_pallas, by_xla, *operands)

@@ -107,8 +107,8 @@ def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig, *arrays: Array
     return product_by_pallas(product, lhs, rhs, Grouping(sizes), _fused(spec, fused_arrays))
 
 
-def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
-    rest = iter(beside)
+def _fused(spec: GroupedSpec, fused_arrays: list[Array]) -> Fused:
+    rest = iter(fused_arrays)
     up = next(rest) if spec.gated and not spec.side_by_side else None
     is_fused = (spec.bias, spec.row_scale, spec.residual, spec.existing_out, bool(spec.dtype_rhs), spec.lhs_scale)
     arrays = (next(rest) if is_there else None for is_there in is_fused)

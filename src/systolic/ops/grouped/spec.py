@@ -42,9 +42,9 @@ def multiplies_codes(row_format: str, dtype: str, k: int, chip: Chip | None) -> 
 
 
 def shared_columns(n: int, block: int) -> int:
-    """Return the columns that share scales of blocks of k as the kernel reads them: those of a register, or each one.
+    """Return the columns that share scales of blocks of k as the kernel reads them: a register's columns, or one.
 
-    It makes the scales of columns itself, which may be a hundred times as many.
+    The kernel makes the scales of single columns itself, which may be a hundred times as many.
     """
     return LANES if n % LANES == block % LANES == 0 else 1
 

@@ -186,10 +186,10 @@ class _Kernel:
     def _rows(self, row: Any) -> Any:
         return pl.multiple_of(row, self.schedule.row_multiple)
 
-    def _row_copy(self, source: Any, tile: Any, target: Any, there: Any, sem: Any, at: _At) -> Any:
+    def _row_copy(self, source: Any, tile: Any, target: Any, buffer_columns: Any, sem: Any, at: _At) -> Any:
         size = self._rows(self._of(at, Field.SIZE))
         rows = pl.ds(self._rows(self._of(at, Field.BEGIN)), size)
-        return pltpu.make_async_copy(block_of(source, rows, tile), target.at[pl.ds(0, size), there], sem)
+        return pltpu.make_async_copy(block_of(source, rows, tile), target.at[pl.ds(0, size), buffer_columns], sem)
 
     def _lhs_copy(self, block: Any, at: _At) -> Any:
         slot, schedule, buffers = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.buffers
@@ -201,8 +201,8 @@ class _Kernel:
         slot, buffers = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.buffers
         target, sem = buffers.cotangent.at[slot], buffers.cotangent_sem.at[slot]
 
-        def each(columns: Any, there: Any) -> None:
-            act(self._row_copy(self.refs.cotangent, columns, target, there, sem, at))
+        def each(columns: Any, buffer_columns: Any) -> None:
+            act(self._row_copy(self.refs.cotangent, columns, target, buffer_columns, sem, at))
 
         on_tile(self.first_tile + at.tile_n, self.schedule, each)
 
@@ -210,8 +210,8 @@ class _Kernel:
         """Start, or wait for, the copy of a slot to a tile of the result."""
         rows = part(tile_k, self.schedule.tile_k, self.schedule.grid_k)
 
-        def each(columns: Any, there: Any) -> None:
-            source, target = self.buffers.out.at[slot, :, there], self.out_hbm.at[group, rows, columns]
+        def each(columns: Any, buffer_columns: Any) -> None:
+            source, target = self.buffers.out.at[slot, :, buffer_columns], self.out_hbm.at[group, rows, columns]
             act(pltpu.make_async_copy(source, target, self.buffers.out_sem.at[slot]))
 
         on_tile(self.first_tile + tile_n, self.schedule, each)

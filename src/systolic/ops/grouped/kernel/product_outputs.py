@@ -55,7 +55,7 @@ class Outputs:
 
     def _start(self, slot: Any, rows: Any, row: Any, tile: Any) -> None:
         """Start the copy of `rows` of a slot to a row and a tile of the result."""
-        self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
+        self.on_tile(tile, lambda columns, buffer_columns: self._copy(slot, rows, row, columns, buffer_columns).start())
 
     def next_slot(self) -> Any:
         """Return the next free slot of the ring of results."""
@@ -69,12 +69,14 @@ class Outputs:
     def _wait(self, slot: Any, rows: Any) -> None:
         tiles = self.buffers.stored_tile
         tile = 0 if tiles is None else tiles[slot]
-        self.on_tile(tile, lambda columns, there: self._copy(slot, rows, 0, columns, there).wait())
+        self.on_tile(tile, lambda columns, buffer_columns: self._copy(slot, rows, 0, columns, buffer_columns).wait())
 
-    def _copy(self, slot: Any, rows: Any, row: Any, columns: Any, there: Any) -> Any:
+    def _copy(self, slot: Any, rows: Any, row: Any, columns: Any, buffer_columns: Any) -> Any:
         rows, buffers = rows_of(self.schedule, rows), self.buffers
         target = block_of(self.out_hbm, pl.ds(rows_of(self.schedule, row), rows), columns)
-        return pltpu.make_async_copy(buffers.out.at[slot, pl.ds(0, rows), there], target, buffers.out_sem.at[slot])
+        return pltpu.make_async_copy(
+            buffers.out.at[slot, pl.ds(0, rows), buffer_columns], target, buffers.out_sem.at[slot]
+        )
 
     def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
         """Send a block of at most `rows` rows to HBM, except a last register that the next group shares."""
@@ -117,9 +119,9 @@ class Outputs:
         """Copy a register of the existing array to VMEM, and wait for it."""
         rows = pl.ds(rows_of(self.schedule, row), self.schedule.row_multiple)
 
-        def bring(columns: Any, there: Any) -> None:
+        def bring(columns: Any, buffer_columns: Any) -> None:
             source = self.out_hbm.at[rows, columns]
-            copy = pltpu.make_async_copy(source, target.at[:, there], self.buffers.out_sem.at[0])
+            copy = pltpu.make_async_copy(source, target.at[:, buffer_columns], self.buffers.out_sem.at[0])
             copy.start()
             copy.wait()
 
@@ -154,8 +156,8 @@ class Outputs:
                     rest = wide(rows[...])
                 rows[...] = jnp.where(number < used_rows, wide(buffers.shared[tile]), rest).astype(buffers.out.dtype)
 
-                def copy(columns: Any, there: Any) -> None:
-                    row_copy = self._copy(0, multiple, listed.end - used_rows, columns, there)
+                def copy(columns: Any, buffer_columns: Any) -> None:
+                    row_copy = self._copy(0, multiple, listed.end - used_rows, columns, buffer_columns)
                     row_copy.start()
                     row_copy.wait()
 
@@ -182,14 +184,14 @@ class Outputs:
         def copy(index: Any, act: Callable[[Any], None]) -> None:
             row = begin + lax.div(index, jnp.int32(self.schedule.core_n)) * rows
             size, tile = jnp.minimum(rows, end - row), lax.rem(index, jnp.int32(self.schedule.core_n))
-            self.on_tile(tile, lambda columns, there: act(self._copy(0, size, row, columns, there)))
+            self.on_tile(tile, lambda columns, buffer_columns: act(self._copy(0, size, row, columns, buffer_columns)))
 
         def start(index: Any, carry: None) -> None:
-            copy(index, lambda one: one.start())
+            copy(index, lambda row_copy: row_copy.start())
             return carry
 
         def wait(index: Any, carry: None) -> None:
-            copy(index, lambda one: one.wait())
+            copy(index, lambda row_copy: row_copy.wait())
             return carry
 
         lax.fori_loop(0, copies, start, None)

@@ -146,30 +146,31 @@ class Steps:
                 result.append(pltpu.make_async_copy(array.at[source, :], buffer.at[target, :], sem.at[slot]))
         return result
 
-    def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
+    def _tile_copies(self, number: Any, at: At, columns: Any, buffer_columns: Any) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         group, buffers, refs, spec = self._of(at, Field.GROUP), self.buffers, self.refs, self.spec
         result = []
         for product in range(spec.products):
             source = refs.up if product and not spec.side_by_side else refs.rhs
             across = self._weight_columns(at.tile, product, columns)
-            tile, place = ((cut, slice(None)) if spec.transpose_rhs else (slice(None), cut) for cut in (across, there))
+            cuts = across, buffer_columns
+            tile, place = ((cut, slice(None)) if spec.transpose_rhs else (slice(None), cut) for cut in cuts)
             weights = buffers.weights.at[slot, product, *place]
             result.append(pltpu.make_async_copy(source.at[group, *tile], weights, buffers.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, columns], buffers.bias.at[slot, :, there]
+            bias = refs.bias.at[group, :, columns], buffers.bias.at[slot, :, buffer_columns]
             result.append(pltpu.make_async_copy(*bias, buffers.bias_sem.at[slot]))
         if refs.rhs_scale is not None:
             if spec.scale_columns > 1:
                 scale = refs.rhs_scale.at[group], buffers.rhs_scale.at[slot]
             else:
-                scale = refs.rhs_scale.at[group, :, columns], buffers.rhs_scale.at[slot, :, there]
+                scale = refs.rhs_scale.at[group, :, columns], buffers.rhs_scale.at[slot, :, buffer_columns]
             result.append(pltpu.make_async_copy(*scale, buffers.rhs_scale_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
             size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
             rows = block_of(refs.residual, pl.ds(begin, size), columns)
-            target = buffers.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
+            target = buffers.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), buffer_columns]
             result.append(pltpu.make_async_copy(rows, target, buffers.residual_sem.at[slot]))
         return result
 

@@ -47,7 +47,7 @@ class Listed(NamedTuple):
 
     groups: Any  # number of groups that are listed
     begin: Any  # first row of all groups
-    end: Any  # row after those of the groups that are listed
+    end: Any  # row after the rows of the groups that are listed
     visits: Any
     panel_rows: Any  # rows of the last panel
     slot: Any  # of the last panel in VMEM
@@ -71,7 +71,7 @@ class Panels:
         return listed.groups == self.groups.number
 
     def list(self, listed: Listed, visits: Any) -> Listed:
-        """List groups until there are so many visits, or all of them. Whether a panel ends is known at its next visit.
+        """List groups until there are at least `visits` visits. Whether a panel ends is known at its next visit.
 
         Listing a group takes about 90 cycles: copies of the first visits can start before all are listed.
         """
