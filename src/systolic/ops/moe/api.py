@@ -64,7 +64,7 @@ def moe(
       capacity: rows of an expert at most. Of more, the last in the order of tokens are dropped: that expert adds
         nothing to them. None: no token is dropped.
       quantize_lhs: the format to which rows of both products are quantized next to quantized experts, as in
-        `systolic.grouped_matmul`; not those of `shared`.
+        `systolic.grouped_matmul`; rows of `shared` are not.
       axis_name: mesh axis over which experts are cut, in `jax.shard_map`. x and routing are of this device's tokens,
         routing over the experts of all devices, matrices and biases of this device's experts; `shared` is whole.
       form: "all-gather": each device gets all tokens, by a ring of neighbors where one is known, and adds up what its

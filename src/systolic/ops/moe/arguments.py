@@ -121,8 +121,8 @@ def _given(routing: Any, tokens: list[int], experts: int, top_k: Any) -> tuple[A
         raise SpecError(f"{shown}, but top_k={top_k}; leave it out where experts are given")
     if not isinstance(ids, Tracer) and ids.size:
         # Inside of jit a known array's own minimum would be traced; NumPy's is a number.
-        known = np.asarray(ids)
-        low, high = int(known.min()), int(known.max())
+        id_values = np.asarray(ids)
+        low, high = int(id_values.min()), int(id_values.max())
         if low < -1 or high >= experts:
             raise SpecError(
                 f"expert_ids are from {low} to {high}; use numbers from 0 to {experts - 1}, and -1 for no expert"

@@ -22,7 +22,7 @@ class Experts(NamedTuple):
 
 
 def mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:
-    """Return what experts return for rows in their order; options are those of `product`."""
+    """Return the experts' results for rows sorted by expert; `options` are passed to `product`."""
     first = {"bias": experts.bias_gate, "activation": activation, **options}
     if experts.up is None or experts.bias_up is None:
         hidden = product(x, experts.gate, sizes, up=experts.up, **first)

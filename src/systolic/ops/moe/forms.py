@@ -59,7 +59,7 @@ def require_form(form: str, *, over: str | None) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def spread_form(spec: SpreadSpec, chip: Chip, used_rows: int | None = None) -> Form:
-    """Return the faster way to copy rows of tokens in the order of experts, of which `used_rows` have an expert."""
+    """Return the faster way to copy rows of tokens in the order of experts; `used_rows` of them have an expert."""
     row_bytes = spec.d * dtype_bytes(spec.dtype)
     xla_us = _gather_us(spec.rows, row_bytes, spec.tokens * row_bytes, chip)
     if spec.dtype not in PACKED_DTYPES:

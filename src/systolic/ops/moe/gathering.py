@@ -29,7 +29,7 @@ from systolic.schedule.legality import LANES
 
 
 def spread_of_all_devices(backend: Backend, axis: str, x: Array, choices: Sorted, rows: int, used_rows: int) -> Array:
-    """Return `spread` of the tokens of all devices of a mesh axis, of which x has this device's.
+    """Return `spread` of the tokens of all devices of a mesh axis; x has the tokens of this device.
 
     Tokens go round the ring while choices are sorted.
     """
@@ -42,8 +42,8 @@ def spread_of_all_devices(backend: Backend, axis: str, x: Array, choices: Sorted
     if ring is None or not _has_parts(backend, len(ring), x, rows, used_rows):
         return in_two((x, choices))
 
-    def by_xla(x: Array, tokens: Array, kept: Array) -> Array:
-        return spread_by_xla(backend, False, lax.all_gather(x, axis, tiled=True), tokens, kept)
+    def by_xla(x: Array, tokens: Array, expert_rows: Array) -> Array:
+        return spread_by_xla(backend, False, lax.all_gather(x, axis, tiled=True), tokens, expert_rows)
 
     def call(*operands: Any) -> Array:
         return dispatched(backend, functools.partial(_by_pallas, backend, axis, ring), by_xla, *operands)
@@ -73,12 +73,12 @@ def _by_pallas(
     ring: tuple[int, ...],
     x: Array,
     tokens: Array,
-    kept: Array,
+    expert_rows: Array,
 ) -> Array:
     parts, first_rows, tokens = round_the_ring(axis, ring, x, tokens)
     own_row = lax.axis_index(axis) * x.shape[0]
     first_rows = jnp.concatenate([own_row[None], first_rows])
-    return spread_of_parts(backend, [x, *parts], first_rows, tokens, kept)
+    return spread_of_parts(backend, [x, *parts], first_rows, tokens, expert_rows)
 
 
 def hops_round_the_ring(
@@ -108,8 +108,8 @@ def round_the_ring(
     right, left = x, x
     parts: dict[tuple[int, int], Array] = {}
     for distance in range(1, count // 2):
-        known = arrived[distance - 1 : distance]
-        ((right, left),) = known or hops_round_the_ring(axis, ring, right, left, 1)
+        arrived_hop = arrived[distance - 1 : distance]
+        ((right, left),) = arrived_hop or hops_round_the_ring(axis, ring, right, left, 1)
         parts |= {(-distance, 0): right, (distance, 0): left}
         if distance == len(arrived) + 2:
             # XLA would begin to sort when links are idle. The order is there before this hop could begin.

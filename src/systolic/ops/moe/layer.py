@@ -31,8 +31,8 @@ def experts_sum(
 ) -> Array:
     """Return the weighted sum of what each token's experts return, [tokens, d].
 
-    With a mesh axis, x is of this device's tokens and so is the result, summed over its devices; experts are those
-    of this device, and the choices those of all devices' tokens.
+    With a mesh axis, x and the result have this device's tokens, the result is summed over the axis's devices, experts
+    are this device's, and choices are all devices' tokens'.
     """
     here = experts.gate.shape[0]
     if not call.ids.shape[0]:

@@ -35,7 +35,7 @@ class _Spread:
 
     backend: Backend
     rows: int
-    used_rows: int  # those of this device's experts, if all are equally likely
+    used_rows: int  # rows of this device's experts, if all are equally likely
     permutes: bool  # True if the first rows are copied, in another order: those after them are not read
 
     @property
@@ -48,12 +48,12 @@ class _Spread:
         runs = spread_by_pallas, spread_by_xla
         by_pallas, by_xla = (functools.partial(run, self.backend, self.permutes) for run in runs)
 
-        def call(x: Array, tokens: Array, kept: Array) -> Array:
+        def call(x: Array, tokens: Array, expert_rows: Array) -> Array:
             def form(chip: Chip) -> Form:
                 sizes = x.shape[0], self.rows, x.shape[1], x.dtype.name
                 return spread_form(SpreadSpec.of(*sizes, permutes=self.permutes), chip, self.used_rows)
 
-            return _computed(self.backend, form, by_pallas, by_xla, x, tokens, kept)
+            return _computed(self.backend, form, by_pallas, by_xla, x, tokens, expert_rows)
 
         return [one_at_a_time(call, x, tokens_of_rows(choices, x.shape[0], self.rows), choices.sizes.sum())]
 
@@ -85,22 +85,22 @@ def _tangent(move: _Spread, primals: Any, tangents: Any) -> tuple[Array, Array]:
     return out, linear(move, choices, (tangents[0],), (out,))[0]
 
 
-def is_for_xla(array: Array, *given: Any) -> bool:
+def is_for_xla(array: Array, *operands: Any) -> bool:
     """True if no kernel can move rows of the array."""
-    return explicit_mesh(jax.tree.leaves((array, given))) is not None or array.dtype.name not in PACKED_DTYPES
+    return explicit_mesh(jax.tree.leaves((array, operands))) is not None or array.dtype.name not in PACKED_DTYPES
 
 
 def _computed(
-    backend: Backend, form: Callable[[Chip], Form], by_pallas: Run, by_xla: Run, array: Array, *given: Any
+    backend: Backend, form: Callable[[Chip], Form], by_pallas: Run, by_xla: Run, array: Array, *operands: Any
 ) -> Array:
     """Compute by a kernel where it is possible and, unless the caller requires it, faster by arithmetic."""
-    if is_for_xla(array, *given):
-        return by_xla(array, *given)
+    if is_for_xla(array, *operands):
+        return by_xla(array, *operands)
     if backend.chip is not None and backend.implementation is None and array.size:
         chosen = form(backend.chip)
         if not chosen.by_kernel:
-            return by_xla(without_kernel(array, chosen.reason), *given)
-    return dispatched(backend, by_pallas, by_xla, array, *given)
+            return by_xla(without_kernel(array, chosen.reason), *operands)
+    return dispatched(backend, by_pallas, by_xla, array, *operands)
 
 
 def spread(

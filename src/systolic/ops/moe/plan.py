@@ -27,7 +27,7 @@ class MoePlan(Summarised):
 
     @property
     def time_us(self) -> float:
-        """The time of all parts, without that of the router and the sort."""
+        """The time of all parts, without the router and the sort."""
         return sum(part.time_us for part in self.parts)
 
     def summary(self) -> Summary:
@@ -56,7 +56,7 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e", *, form: DeviceForm | None
 
     Args:
       form: of a layer over several devices, as in `systolic.moe`; None: the one that takes less time. Devices are taken
-        as the most compact slice of so many.
+        to be the most compact slice of this size.
 
     Raises:
       SpecError: over several devices, a chip without links; an unknown form, or a form on one device.
@@ -79,7 +79,7 @@ def faster_form(spec: MoeSpec, chip: Chip) -> DeviceForm:
 
 @functools.lru_cache(maxsize=256)
 def plans_over_devices(spec: MoeSpec, chip: Chip) -> dict[DeviceForm, MoePlan]:
-    """Return the plans of all forms, each of which says how long the others take."""
+    """Return the plans of all forms; each also says how long the others take."""
     made = {"all-gather": all_gather_parts(spec, chip), "all-to-all": all_to_all_parts(spec, chip)}
     times = {name: sum(part.time_us for part in parts) for name, (_, parts) in made.items()}
     plans = dict[DeviceForm, MoePlan]()

@@ -31,8 +31,8 @@ class MoePart:
 
 def moved(name: str, form: Form) -> MoePart:
     """Return the part that moves rows in this way."""
-    by = "a kernel" if form.by_kernel else "XLA"
-    return MoePart(name=name, by=by, why=form.reason, time_us=form.time_us)
+    computed_by = "a kernel" if form.by_kernel else "XLA"
+    return MoePart(name=name, by=computed_by, why=form.reason, time_us=form.time_us)
 
 
 def product_parts(
@@ -41,7 +41,7 @@ def product_parts(
     """Return a product, after the part that dequantizes its matrices if the kernel does not read their codes.
 
     Args:
-      room: for rows of all `groups`, of which not all may be used.
+      room: for rows of all `groups`; not all of it may be used.
     """
     parts, dtype_rhs = list[MoePart](), spec.dtype_rhs
     if dtype_rhs and not reads_codes(dtype_rhs, k, spec.rhs_block or k, chip):

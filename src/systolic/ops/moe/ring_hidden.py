@@ -174,8 +174,8 @@ class RingHidden:
 def in_whole_registers(choices: Sorted) -> Sorted:
     """Return choices whose experts have whole registers of rows: the last rows of an expert are of no choice."""
     experts = choices.counts.shape[1]
-    more = -choices.sizes % ROW_TILE
-    before = jnp.cumsum(jnp.append(more, 0)) - jnp.append(more, 0)
+    padding = -choices.sizes % ROW_TILE
+    before = jnp.cumsum(jnp.append(padding, 0)) - jnp.append(padding, 0)
     is_expert = choices.ids[:, None] == jnp.arange(experts + 1)
     place = choices.place + jnp.where(is_expert, before, 0).sum(1)
-    return choices._replace(place=place, counts=jnp.concatenate([choices.counts, more[None]]))
+    return choices._replace(place=place, counts=jnp.concatenate([choices.counts, padding[None]]))

@@ -1,8 +1,8 @@
 """The cutting of the kernel that multiplies tokens by their experts' matrices while others travel round a ring.
 
 All weights are read once, whatever arrives first: tokens travel in slabs of columns, and sums over the slabs stay in
-VMEM. If more rows come to a device than there is room for, they are summed in panels, and weights are read once for
-each.
+VMEM. If more rows arrive at a device than there is room for, they are summed in panels, and weights are read once
+for each panel.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RingProductsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingProductsSchedule:
-    columns: int  # of a slab, of which the whole of d is made
+    columns: int  # of a slab; d consists of whole slabs
     slabs: int
     block_columns: int  # of f
     rows: tuple[int, int]  # of a large and a small block
@@ -153,7 +153,7 @@ class ScatterProductsSchedule:
     block_columns: int
     rows: tuple[int, int]  # of a large and a small block
     slots: int  # for weights
-    places: int  # for the first rows of a step: one for each expert, or as many as slots
+    places: int  # for the first rows of a step: one for each expert, or one for each slot
     keeps_rows: bool  # from the first tile on
     scatter: ScatterSchedule  # the pieces of tokens, and their order
     buffers: tuple[VmemBuffer, ...]
@@ -194,8 +194,8 @@ class ScatterProductsSchedule:
         )
         room = buffer_bytes(chip) - total_bytes(others)
         for places in (spec.experts, _WEIGHT_SLOTS):
-            kept = VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=places + 1)
-            if total_bytes([kept]) <= room:
+            rows_buffer = VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=places + 1)
+            if total_bytes([rows_buffer]) <= room:
                 break
         else:
             return None
@@ -210,7 +210,7 @@ class ScatterProductsSchedule:
             places=places,
             keeps_rows=places == spec.experts,
             scatter=scatter,
-            buffers=(kept, *others),
+            buffers=(rows_buffer, *others),
         )
 
     def time_us(self, spec: RingProductsSpec, chip: Chip, links_us: float) -> float:

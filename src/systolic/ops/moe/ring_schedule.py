@@ -70,11 +70,11 @@ class ScatterSchedule:
             if schedule.arrivals > MAX_ARRIVALS:
                 value, limit = f"{schedule.arrivals} arrivals", f"there are semaphores for {MAX_ARRIVALS}"
                 violations.append(Violation(rule="semaphores", value=value, limit=limit, fix="use fewer devices"))
-            size, most = total_bytes(schedule.buffers), buffer_bytes(chip)
-            if size <= most and not violations:
+            size, room = total_bytes(schedule.buffers), buffer_bytes(chip)
+            if size <= room and not violations:
                 return schedule
-            if size > most:
-                value, limit = f"sums on their way and rows are {size:,} bytes", f"VMEM has {most:,}"
+            if size > room:
+                value, limit = f"sums on their way and rows are {size:,} bytes", f"VMEM has {room:,}"
                 violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="use fewer tokens at once"))
         raise IllegalTilesError("sums on a ring", violations)
 

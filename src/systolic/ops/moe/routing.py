@@ -59,7 +59,7 @@ def _is_expert(ids: Array, experts: int) -> Array:
 def sorted_by_expert(ids: Array, experts: int, capacity: int | Array | None, devices: int = 1) -> Sorted:
     """Sort choices by their expert, in the order of tokens; ids out of range and above capacity are of no expert.
 
-    A capacity is of all experts, or of each. On one of several `devices`, experts are those of that device.
+    A capacity is one number for all experts, or one for each. On one of several `devices`, experts are that device's.
     """
     return sorted_with_values(ids, experts, capacity, devices)[0]
 
@@ -101,7 +101,7 @@ def sizes_of_experts(ids: Array, experts: int) -> Array:
 def typical_sizes(tokens: int, top_k: int, experts: int, devices: int) -> Any:
     """Return rows for each expert from each device that a router might send, int32 [devices, experts].
 
-    All experts are equally likely. Tokens and experts are those of all devices.
+    All experts are equally likely. `tokens` and `experts` count all devices' tokens and experts.
     """
     random = np.random.default_rng(0)
     return random.multinomial(tokens // devices * top_k, np.full(experts, 1 / experts), devices).astype(np.int32)
@@ -110,8 +110,8 @@ def typical_sizes(tokens: int, top_k: int, experts: int, devices: int) -> Any:
 def typical_counts(tokens: int, top_k: int, experts: int, devices: int = 1) -> Any:
     """Return rows of each expert, by granules of tokens, that a router might send: all experts equally likely.
 
-    With so many experts on each of several devices they are those of the device with the most rows, for which the
-    others wait.
+    With `experts` on each of several devices, they are the rows of the device with the most rows, for which the others
+    wait.
     """
     random, granules, all_experts = np.random.default_rng(0), -(-tokens // GRANULE_TOKENS), experts * devices
     sizes = random.multinomial(tokens * top_k, np.full(all_experts, 1 / all_experts))

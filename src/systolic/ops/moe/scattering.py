@@ -1,4 +1,4 @@
-"""The sum of all devices' rows, of which each device gets its own: reduce-scatter, both ways round a ring.
+"""The sum of all devices' rows; each device gets its own rows of the sum: reduce-scatter, both ways round a ring.
 
 XLA's reduce-scatter sends one way only, and takes twice as long as its all-gather, which sends both ways. It is used
 where the ring is not known: it is found when `jax.set_mesh` has set the mesh.

@@ -17,7 +17,7 @@ from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 SUMMED_TOKENS = 16  # whose sums are converted together: the rows of a register of 16 bits
-GRANULE_TOKENS = 128  # rows of an expert are counted for each so many tokens; a block is a multiple
+GRANULE_TOKENS = 128  # an expert's rows are counted per granule of this many tokens; a block is a multiple
 _MAX_CHOICES = 8192  # of a block, whose codes and weights take 128 KiB of SMEM in two copies
 # Cycles of the loop for one choice: scalar code, and for each register of the row.
 # Source: bundles of the kernel on v6e, bfloat16: 6.4 a choice with two registers.
@@ -107,7 +107,7 @@ def _schedules(spec: CombineSpec) -> Iterator[CombineSchedule]:
 
 
 def combine_schedule(spec: CombineSpec, tokens: int, columns: int) -> CombineSchedule:
-    """Return the schedule with blocks of so many tokens, a multiple of a granule's, and of columns, a divisor of d."""
+    """Return the schedule with blocks of `tokens`, whole granules, and slabs of `columns`, a divisor of d."""
     choices = tokens * spec.top_k
     # A run of n rows lies in tiles of at most n + 14 rows.
     tiles = -(-(choices + 2 * (SUBLANES - 1) * min(spec.experts, choices)) // SUBLANES) + 1
@@ -183,7 +183,7 @@ class SpreadSchedule:
 
 
 def spread_schedule(spec: SpreadSpec, columns: int) -> SpreadSchedule:
-    """Return the schedule with slabs of so many columns, a divisor of d."""
+    """Return the schedule with slabs of `columns` columns, a divisor of d."""
     rows = min(_SPREAD_ROWS, padded(spec.rows, SUBLANES))
     slabs = spec.d // columns
     buffers = (

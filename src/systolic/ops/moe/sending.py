@@ -1,9 +1,9 @@
-"""The rows that devices send to those of their experts, and back: where they are, from how many there are.
+"""The places of rows that are sent to the devices of their experts and back, computed from their counts.
 
-Each device sends one slice to each, in the order of experts. An expert's rows are put together where they arrive, in
-the order of their devices, so that nothing is sorted there, and a capacity drops the last of all devices' tokens. A
-slice for each expert would arrive in that order, but slices fill whole tiles of eight rows: of 8 rows each they would
-take nearly twice as long.
+Each device sends one slice to each device, in the order of experts. An expert's rows are put together where they
+arrive, in the order of their devices, so that nothing is sorted there, and a capacity drops the last of all devices'
+tokens. A slice for each expert would arrive in that order, but slices fill whole tiles of eight rows: of 8 rows each
+they would take nearly twice as long.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _before(sizes: Array, axis: int) -> Array:
 
 
 def _regrouped(sizes: Array, room: int) -> Sorted:
-    """Sort rows that are in runs [a, b], those of the same b one after another, to runs [b, a], without a sort.
+    """Reorder rows from runs [a, b], a major, to runs [b, a], b major, without a sort.
 
     Each row is a choice of its own. Rows after the last run stay where they are.
     """

@@ -18,16 +18,16 @@ from systolic.schedule.legality import LANES
 from systolic.schedule.vmem import vmem_limit
 
 
-def spread_by_xla(backend: Backend, permutes: bool, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+def spread_by_xla(backend: Backend, permutes: bool, x: Array, tokens_of_rows: Array, expert_rows: Array) -> Array:
     return x[tokens_of_rows]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def spread_by_pallas(backend: Backend, permutes: bool, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+def spread_by_pallas(backend: Backend, permutes: bool, x: Array, tokens_of_rows: Array, expert_rows: Array) -> Array:
     # Whole tiles of rows and columns, by a copy if they are none.
     padded = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
     first_rows = jnp.zeros(1, jnp.int32)
-    rows = spread_of_parts(backend, [padded], first_rows, tokens_of_rows, kept, permutes=permutes)
+    rows = spread_of_parts(backend, [padded], first_rows, tokens_of_rows, expert_rows, permutes=permutes)
     return rows[:, : x.shape[1]]
 
 
@@ -36,7 +36,7 @@ def spread_of_parts(
     parts: Sequence[Array],
     first_rows: Array,
     tokens_of_rows: Array,
-    kept: Array,
+    expert_rows: Array,
     *,
     permutes: bool = False,
 ) -> Array:
@@ -54,7 +54,7 @@ def spread_of_parts(
             [backend.on_tpu(parts[0]), *parts[1:]],
             first_rows // SUBLANES,
             codes,
-            kept.reshape(1),
+            expert_rows.reshape(1),
             spec=spec,
             schedule=schedule,
             vmem_limit_bytes=vmem_limit(schedule.buffers, chip),

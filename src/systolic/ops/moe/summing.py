@@ -1,4 +1,4 @@
-"""The weighted sums of experts' rows of all devices, of which each device gets its own tokens'."""
+"""The weighted sums of experts' rows of all devices; each device gets the sums of its own tokens."""
 
 from __future__ import annotations
 

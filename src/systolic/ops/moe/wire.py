@@ -22,7 +22,7 @@ def ring_us(spec: CombineSpec, devices: int, chip: Chip) -> float:
 
 
 def all_to_all_us(sent_bytes: int, devices: int, chip: Chip) -> float:
-    """Return the time in which rows pass the middle of the most compact slice of so many devices.
+    """Return the time in which rows pass the middle of the most compact slice of `devices` devices.
 
     Half of the devices send half of their rows to the other half, over the links between them.
 

@@ -1,7 +1,7 @@
 """The weighted sum of each token's rows: `out[t] = Σ weights[t, j] · results[row of choice j of t]`, summed in float32.
 
 Copying row after row from HBM would cost more cycles for starting copies than the rows take. But rows of one expert are
-in the order of tokens, so that those of a block of consecutive tokens are one run for each expert. The kernel copies
+in the order of tokens, so the rows of a block of consecutive tokens form one run for each expert. The kernel copies
 these runs to VMEM, whole tiles of eight rows, while it adds up the block before; rows in VMEM are read one by one.
 
 The grid goes over blocks of tokens and, where their rows do not fit, over slabs of columns. In VMEM: rows of two steps,
@@ -62,7 +62,7 @@ def combine_rows(
 
     Args:
       results: rows are a multiple of 8, d of 128.
-      runs: see `Run`; those of a block take the slot's tiles one after another.
+      runs: see `Run`; the runs of a block take the slot's tiles one after another.
     """
     d = results.shape[1]
     slabs, last_block = schedule.slabs, schedule.blocks - 1

@@ -1,10 +1,10 @@
-"""The weighted sum of each token's rows, and its sum over the devices of a ring, of which each gets its own tokens'.
+"""The weighted sum of each token's rows, summed over the devices of a ring; each device gets its own tokens' sums.
 
     out[t] = Σ over devices, j of weights[t, j] · results[row of choice j of t]
 
 The kernel adds up one piece of tokens after another as `combine` does, and what has arrived for that piece from the
 neighbor, and sends it on. A sum travels in the dtype of the result; a device adds in float32 and rounds what it passes
-on. The order of pieces is a table from `ScatterSchedule`: those of the opposite device first, its own last. Each piece
+on. The order of pieces is a table from `ScatterSchedule`: the opposite device's first, its own last. Each piece
 has a place of its own in VMEM in which it arrives, so no device has to signal that a place is free.
 """
 
@@ -61,7 +61,7 @@ def combine_scattered(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "own_tokens d"]:
-    """Return the sums of this device's tokens; operands are those of `combine_rows`, of all devices' tokens."""
+    """Return the sums of this device's tokens; operands are as for `combine_rows`, for all devices' tokens."""
     d = results.shape[1]
     combine, steps = schedule.combine, table.shape[0]
     packed = combine.packed_rows(spec, bool(interpret))

@@ -123,8 +123,8 @@ def _kernel(axis_name: str, schedule: ScatterProductsSchedule, repeats: bool, *r
 
         @pl.when(tile > 0)
         def _send() -> None:
-            # Before the first sums of a tile are added, those of two tiles before have been sent.
-            first, end = (_share(sends.head, count, more, experts) for more in (expert - 1, expert))
+            # Before the first sums of a tile are added, the sums of two tiles before have been sent.
+            first, end = (_share(sends.head, count, at, experts) for at in (expert - 1, expert))
             before = (tile - 1) * count
             pl.loop(before + jnp.where(expert > 0, first, 0), before + end)(sends.send)
 

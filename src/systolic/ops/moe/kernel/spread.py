@@ -1,7 +1,7 @@
 """Rows of tokens in the order of experts: `out[r] = x[token of row r]`.
 
 All tokens are in VMEM, and a row there costs a few cycles where its copy from HBM would cost 60. The grid goes over
-slabs of columns, of which the next one arrives meanwhile, and over chunks of rows. Blocks of a chunk are put together
+slabs of columns, and copies the next slab meanwhile, and over chunks of rows. Blocks of a chunk are put together
 one after another, while those before are on their way to HBM. Rows after the last expert's are left as they are in HBM.
 """
 
@@ -29,7 +29,7 @@ _TILES_TOGETHER = 4  # of straight code: the addresses of one are computed while
 
 
 class _Refs(NamedTuple):
-    kept: Any  # int32 [1] in SMEM: number of rows of experts
+    expert_rows: Any  # int32 [1] in SMEM: number of rows of experts
     first_tiles: Any  # int32 [parts] in SMEM: where the parts of x are among all tokens
     codes: Any  # int32 [1, 1, chunk rows] in SMEM: `row_codes` of tokens
     parts: tuple[Any, ...]  # of x: [tiles, registers, 8, 128] in HBM
@@ -44,7 +44,7 @@ def spread_rows(
     parts: Sequence[Shaped[Array, "part_tokens d"]],
     first_tiles: Int[Array, " parts"],
     codes: Int[Array, "chunks 1 rows"],
-    kept: Int[Array, " 1"],
+    expert_rows: Int[Array, " 1"],
     *,
     spec: SpreadSpec,
     schedule: SpreadSchedule,
@@ -87,7 +87,7 @@ def spread_rows(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_spread_{spec.dtype}_{spec.tokens}_{spec.rows}_{spec.d}",
-    )(kept, first_tiles, codes, *(part if interpret else from_hbm(part) for part in in_tiles))
+    )(expert_rows, first_tiles, codes, *(part if interpret else from_hbm(part) for part in in_tiles))
     return out.transpose(0, 2, 1, 3).reshape(spec.rows, spec.d)
 
 
@@ -95,16 +95,16 @@ def _kernel(
     spec: SpreadSpec, schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any
 ) -> None:
     slab, chunk = pl.program_id(0), pl.program_id(1)
-    kept, first_tiles, codes, *rest = refs
-    refs = _Refs(kept, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
+    expert_rows, first_tiles, codes, *rest = refs
+    refs = _Refs(expert_rows, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
     registers, block_tiles = tokens.registers, rows.tiles
     together = math.gcd(block_tiles, _TILES_TOGETHER)
-    kept_tiles = lax.div(refs.kept[0] + SUBLANES - 1, SUBLANES)
+    expert_tiles = lax.div(refs.expert_rows[0] + SUBLANES - 1, SUBLANES)
 
     def arrival(slab: Any, act: Act) -> None:
         slot = lax.rem(slab, schedule.slots)
         for part, x in enumerate(refs.parts):
-            count = jnp.maximum(kept_tiles, 1) if spec.permutes else x.shape[0]
+            count = jnp.maximum(expert_tiles, 1) if spec.permutes else x.shape[0]
             target = tokens.in_tiles(refs.tokens).at[slot, pl.ds(refs.first_tiles[part], count)]
             source = x.at[pl.ds(0, count), pl.ds(slab * registers, registers)]
             act(pltpu.make_async_copy(source, target, refs.tokens_sem.at[slot]))
@@ -119,12 +119,12 @@ def _kernel(
             pl.when(slab + 1 < schedule.slabs)(lambda: start(slab + 1))
         arrival(slab, lambda copy: copy.wait())
 
-    used_blocks = lax.div(kept_tiles + block_tiles - 1, block_tiles)
+    used_blocks = lax.div(expert_tiles + block_tiles - 1, block_tiles)
 
     def departure(step: Any) -> Any:
         block = lax.rem(step, jnp.maximum(used_blocks, 1))
         first, slot = block * block_tiles, lax.rem(step, BLOCK_SLOTS)
-        count = jnp.minimum(block_tiles, kept_tiles - first)
+        count = jnp.minimum(block_tiles, expert_tiles - first)
         columns = pl.ds(lax.div(step, jnp.maximum(used_blocks, 1)) * registers, registers)
         source = rows.in_tiles(refs.rows).at[slot, pl.ds(0, count)]
         return pltpu.make_async_copy(source, refs.out.at[pl.ds(first, count), columns], refs.rows_sem.at[slot])
@@ -144,7 +144,7 @@ def _kernel(
                 tokens.copy(refs.tokens, lax.rem(slab, schedule.slots), codes, rows, refs.rows, slot, at)
             return carry
 
-        tiles = jnp.minimum(block_tiles, kept_tiles - (first_block + number) * block_tiles)
+        tiles = jnp.minimum(block_tiles, expert_tiles - (first_block + number) * block_tiles)
         # Tiles after the last row are of any rows, and are not sent.
         lax.fori_loop(0, lax.div(tiles + together - 1, together), copy, None)
         departure(step).start()
