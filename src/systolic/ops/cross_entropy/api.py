@@ -60,7 +60,7 @@ def linear_cross_entropy(
         are not ignored, or over their number; 0 if there is no such token.
       logits: recompute: the gradients compute float32 logits again, and none are written to memory. keep: under
         differentiation logits are rounded to the dtype of the products and stay in memory until the gradients read
-        them, which saves one product of four. A number: keep those that take at most so many bytes on a device.
+        them, which saves one product of four. A number: keep them if they take at most this many bytes on a device.
       precision: of float32, as in `systolic.matmul`.
       implementation, chip: as in `systolic.matmul`.
       tiles: of the kernel of the loss, as in `systolic.matmul`; tile_k is the number of features.
@@ -108,5 +108,5 @@ def linear_cross_entropy(
             return losses.reshape(call.shape)
         if reduction == "sum":
             return losses.sum()
-        whole = shares.sum()
-        return jnp.where(whole == 0, 0.0, losses.sum() / jnp.where(whole == 0, 1.0, whole))
+        total_share = shares.sum()
+        return jnp.where(total_share == 0, 0.0, losses.sum() / jnp.where(total_share == 0, 1.0, total_share))

@@ -64,7 +64,7 @@ def _statistics_tangent(loss: Loss, keep_logits: bool, primals: Any, tangents: A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent(OfProduct):
-    """The derivative of the statistics in x and w, for `engine.linear`. Its residuals are those of the gradients."""
+    """The derivative of the statistics in x and w, for `engine.linear`. Residuals are the gradients' operands."""
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, w, labels, *_ = residuals
@@ -88,20 +88,20 @@ class _Tangent(OfProduct):
             return gradients_by_xla(loss, x, w, labels, None, cotangents)
 
         gradients = fused_after_sum(kernel, plain, True, (x, w, labels, lse, tuple(cotangents), *logits))
-        return [None if wanted is None else gradient for wanted, gradient in zip(arguments, gradients, strict=True)]
+        return [None if argument is None else gradient for argument, gradient in zip(arguments, gradients, strict=True)]
 
 
-def _forward(loss: Loss, keep_logits: bool, *given: Array) -> Any:
+def _forward(loss: Loss, keep_logits: bool, *operands: Array) -> Any:
     """Compute the statistics; under `vmap` in one call of more rows if w is the same for all, else call after call."""
 
-    def run(*given: Array) -> Any:
+    def run(*operands: Array) -> Any:
         pallas: Any = functools.partial(statistics_by_pallas, loss, keep_logits)
         xla: Any = functools.partial(statistics_by_xla, loss, keep_logits)
-        return dispatched(loss.backend, pallas, xla, *given)
+        return dispatched(loss.backend, pallas, xla, *operands)
 
     @custom_vmap
-    def once(*given: Array) -> Any:
-        return run(*given)
+    def once(*operands: Array) -> Any:
+        return run(*operands)
 
     @once.def_vmap
     def _(size: int, mapped: Any, x: Array, w: Array, labels: Array) -> tuple[Any, Any]:
@@ -116,10 +116,10 @@ def _forward(loss: Loss, keep_logits: bool, *given: Array) -> Any:
             results = tuple(part.reshape(size, -1, *part.shape[1:]) for part in joined)
         return results, jax.tree.map(lambda _: True, results)
 
-    return once(*given)
+    return once(*operands)
 
 
-def _backward(loss: Loss, *given: Any) -> Any:
+def _backward(loss: Loss, *operands: Any) -> Any:
     pallas: Any = functools.partial(gradients_by_pallas, loss)
     xla: Any = functools.partial(gradients_by_xla, loss)
-    return dispatched(loss.backend, pallas, xla, *given)
+    return dispatched(loss.backend, pallas, xla, *operands)

@@ -17,7 +17,7 @@ from systolic.schedule.vmem import vmem_limit
 
 
 class CrossEntropyOp(ListedOp):
-    """`systolic.linear_cross_entropy`: the kernel of the loss, or that of its gradients."""
+    """`systolic.linear_cross_entropy`: the kernel of the loss, or the kernel of its gradients."""
 
     name = "cross-entropy"
     spec_type = CrossEntropySpec

@@ -33,6 +33,6 @@ def _by_tokamax(spec: CrossEntropySpec, x: Array, w: Array, labels: Array) -> An
     def loss(x: Array, w: Array, labels: Array) -> Array:
         return tokamax.linear_softmax_cross_entropy_loss(x, labels, w, reduction="mean", implementation="mosaic_tpu")
 
-    # No TPU is in sight: the kernels, that of the gradients too, are for another machine.
+    # No TPU is in sight: the kernels, the gradients' kernel too, are for another machine.
     with tokamax.config.cross_compile(True):
         return differentiated(spec, loss)(x, w, labels)

@@ -94,7 +94,7 @@ class LossSchedule:
 
     @property
     def lag(self) -> int:
-        """Tiles of the vocabulary between the newest one of a step of the gradients and that of its gradients."""
+        """Tiles of the vocabulary between the newest tile of a gradients' step and the tile whose gradients it adds."""
         return 1 if self.spec.keep_logits else 2
 
     @property
@@ -146,7 +146,7 @@ class LossSchedule:
     def buffers(self) -> tuple[VmemBuffer, ...]:
         spec, tiles, config = self.spec, self.config.tiles, self.config
         tile_m, part = tiles.tile_m, (tiles.tile_k, tiles.tile_n)
-        kept = VmemBuffer(name="kept", shape=(tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
+        kept_logits = VmemBuffer(name="kept", shape=(tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         if spec.kind == "forward":
             x = VmemBuffer(name="x", shape=(tile_m, self.depth), dtype=spec.dtype, copies=2)
             w = VmemBuffer(name="w", shape=(self.depth, tiles.tile_n), dtype=spec.dtype, copies=2)
@@ -154,7 +154,7 @@ class LossSchedule:
             # One is the kernel's; the others are sums that the compiler keeps on the way (seen: 1.5 to 2.1).
             logits = VmemBuffer(name="logits", shape=(config.subtile_m, config.subtile_n), dtype="float32", copies=3)
             statistics = VmemBuffer(name="statistics", shape=(tile_m, LANES), dtype="float32", copies=5)
-            return rows, x, w, logits, statistics, *((kept,) if spec.keep_logits else ())
+            return rows, x, w, logits, statistics, *((kept_logits,) if spec.keep_logits else ())
         rows = VmemBuffer(name="rows", shape=(tile_m, LANES), dtype="float32", copies=5 + spec.total)
         x = VmemBuffer(name="x", shape=(tile_m, self.depth), dtype=spec.dtype, copies=1)
         if self.streams_x:
@@ -165,7 +165,7 @@ class LossSchedule:
         errors = VmemBuffer(name="errors", shape=(tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         sums = VmemBuffer(name="sums", shape=part, dtype="float32", copies=DW_SLOTS)
         dw = VmemBuffer(name="dw", shape=part, dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
-        fixed = rows, x, dx, w, kept if spec.keep_logits else logits, errors
+        fixed = rows, x, dx, w, kept_logits if spec.keep_logits else logits, errors
         return *fixed, *((sums,) if self.has_sums else ()), *((dw,) if self.converts_dw else ())
 
     def _violations(self) -> Iterator[Violation]:

@@ -21,16 +21,16 @@ _NAMES = (("m", "k"), ("k", "n"), ("m",))
 
 def statistics_on_mesh(loss: Loss, x: Array, w: Array, labels: Array) -> Statistics:
     """Return `statistics` of arrays that may be cut over a mesh with explicit axes."""
-    given = (x, w, labels)
-    mesh = explicit_mesh(given)
+    operands = (x, w, labels)
+    mesh = explicit_mesh(operands)
     if mesh is None:
         return statistics(loss, x, w, labels)
-    cuts = {name: axes for name, axes in cuts_of(given, _NAMES, last=("k",)).items() if name != "k"}
+    cuts = {name: axes for name, axes in cuts_of(operands, _NAMES, last=("k",)).items() if name != "k"}
 
     def compute(x: Array, w: Array, labels: Array) -> Statistics:
         return of_columns(loss, cuts["n"], x, w, labels) if "n" in cuts else statistics(loss, x, w, labels)
 
-    return on_devices(compute, mesh, cuts, given, _NAMES, (("m",), ("m",), ("m",)), differentiated=True)
+    return on_devices(compute, mesh, cuts, operands, _NAMES, (("m",), ("m",), ("m",)), differentiated=True)
 
 
 def of_columns(loss: Loss, axes: Axes, x: Array, w: Array, labels: Array) -> Statistics:

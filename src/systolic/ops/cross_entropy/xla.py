@@ -25,11 +25,11 @@ def statistics_by_xla(loss: Loss, keep_logits: bool, x: Array, w: Array, labels:
     def chunk(carry: tuple[()], operands: tuple[Array, Array]) -> tuple[tuple[()], tuple[Array, ...]]:
         x, labels = operands
         products = _dot(loss, x, w, (1, 0))
-        kept = (products.astype(x.dtype),) if keep_logits else ()
-        logits = _soft_capped(loss, kept[0] if kept else products)
+        kept_logits = (products.astype(x.dtype),) if keep_logits else ()
+        logits = _soft_capped(loss, kept_logits[0] if kept_logits else products)
         picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], axis=1, mode="clip")[:, 0]
         total = logits.sum(1) if loss.total else varying_alike([jnp.zeros(len(x), jnp.float32), logits])[0]
-        return carry, (jax.nn.logsumexp(logits, axis=1), jnp.where(labels < 0, 0.0, picked), total, *kept)
+        return carry, (jax.nn.logsumexp(logits, axis=1), jnp.where(labels < 0, 0.0, picked), total, *kept_logits)
 
     return _by_chunks(chunk, (), w, (x, labels))[1]
 
@@ -49,8 +49,8 @@ def gradients_by_xla(
     """
 
     def chunk(dw: Array, operands: Any) -> tuple[Array, Array]:
-        x, labels, lse, (dlse, dpicked, dtotal), *kept = operands
-        logits = _soft_capped(loss, kept[0] if kept else _dot(loss, x, w, (1, 0)))
+        x, labels, lse, (dlse, dpicked, dtotal), *kept_logits = operands
+        logits = _soft_capped(loss, kept_logits[0] if kept_logits else _dot(loss, x, w, (1, 0)))
         is_label = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
         probabilities = jax.nn.softmax(logits, axis=1) if lse is None else jnp.exp(logits - lse[:, None])
         errors = dlse[:, None] * probabilities + jnp.where(is_label, dpicked[:, None], 0.0)
@@ -71,13 +71,13 @@ def _by_chunks(chunk: Any, carry: Any, w: Array, operands: Any) -> tuple[Any, An
     """Return `lax.scan` of chunks of rows, whose results are joined; the last chunk may be shorter."""
     m = len(operands[0])
     rows = max(min(m, _CHUNK_BYTES // (4 * w.shape[1])), 1)
-    whole = m // rows * rows
+    chunked_rows = m // rows * rows
     chunk = jax.checkpoint(chunk, prevent_cse=False)  # higher derivatives compute logits again, too
-    chunks = jax.tree.map(lambda part: part[:whole].reshape(-1, rows, *part.shape[1:]), operands)
+    chunks = jax.tree.map(lambda part: part[:chunked_rows].reshape(-1, rows, *part.shape[1:]), operands)
     carry, results = lax.scan(chunk, carry, chunks)
-    results = jax.tree.map(lambda part: part.reshape(whole, *part.shape[2:]), results)
-    if whole < m:
-        carry, last = chunk(carry, jax.tree.map(lambda part: part[whole:], operands))
+    results = jax.tree.map(lambda part: part.reshape(chunked_rows, *part.shape[2:]), results)
+    if chunked_rows < m:
+        carry, last = chunk(carry, jax.tree.map(lambda part: part[chunked_rows:], operands))
         results = jax.tree.map(lambda *parts: jnp.concatenate(parts), results, last)
     return carry, results
 

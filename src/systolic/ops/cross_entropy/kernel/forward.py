@@ -42,7 +42,7 @@ def loss_statistics(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Array, Array | None]:
-    """Return [rows, 8] in float32, in whose first columns are log-sum-exp, the label's logit, and the logits' sum.
+    """Return [rows, 8] in float32: its first columns are log-sum-exp, the label's logit, and the logits' sum.
 
     The second result has the logits before their cap, [m, n] in x's dtype, if they are kept.
 
@@ -158,9 +158,9 @@ def _kernel(
 
         place = place_of(number, schedule)
         logits = multiply_beside(schedule, x_vmem, w_vmem, place, work)
-        for kept in kept_vmem:
-            rounded = logits.astype(kept.dtype)
-            kept[pl.ds(place.row, config.subtile_m), pl.ds(place.column, config.subtile_n)] = rounded
+        for stored_vmem in kept_vmem:
+            rounded = logits.astype(stored_vmem.dtype)
+            stored_vmem[pl.ds(place.row, config.subtile_m), pl.ds(place.column, config.subtile_n)] = rounded
             logits = rounded.astype(jnp.float32)
         logits_vmem[...] = logits
 

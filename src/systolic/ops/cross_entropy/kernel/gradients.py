@@ -2,14 +2,15 @@
 
     dx = errors @ wᵀ          dw = xᵀ @ errors
 
-Grid: tiles of rows, for each of them tiles of the vocabulary, and for each of these parts of the features, of which w
-and its gradient pass through VMEM. A tile of x and its float32 gradient stay there. Errors are in VMEM only, in the
+Grid: tiles of rows, for each of them tiles of the vocabulary, and for each of these parts of the features: w and
+its gradient pass through VMEM part by part. A tile of x and its float32 gradient stay there. Errors are in VMEM only, in the
 operands' dtype.
 
 A step is one stretch of straight code, which has a part of the features in three products: of logits, and of both
 gradients, for tiles of the vocabulary two apart. Between them is the tile whose logits become errors during these
-products. Where logits were kept, errors are computed during the products of the tile before. The grid has as many more
-tiles of the vocabulary, in which errors are zero first, and logits are those of the last tile again in the end.
+products. Where logits were kept, errors are computed during the products of the tile before. The grid has two
+more tiles of the vocabulary, or one: errors are zero in the first steps, and the last steps repeat the last tile's
+logits.
 """
 
 from __future__ import annotations

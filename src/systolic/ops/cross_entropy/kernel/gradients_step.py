@@ -80,23 +80,23 @@ def gradients_step(
         if scratch.dw_vmem is not None:
             scratch.dw_vmem[copies.converted_slot, within] = total.astype(scratch.dw_vmem.dtype)
 
-    whole, done = slice(0, tiles.tile_k), []
+    all_features, done = slice(0, tiles.tile_k), []
     # Where vector units add up parts of a sum, w's gradient comes last: before it cross-lane units transpose x.
     first, last = (add_to_dw, add_to_dx) if schedule.adds_in_units else (add_to_dx, add_to_dw)
     if recomputes:
         work = [[], *map(beside, range(pieces))][: len(slices)]
         _add_to_logits(schedule, x_vmem, inputs.next_w_vmem, scratch.logits_vmem.at[slot], copies.part, slices, work)
-        first(whole, done)
-        last(whole, done)
+        first(all_features, done)
+        last(all_features, done)
         return
     for piece, within in enumerate(slices):
         first(within, done)
         done = beside(piece) if piece < pieces else []
-    last(whole, done)
+    last(all_features, done)
 
 
-def _slices(size: int, most: int) -> list[slice]:
-    length = largest_divisor(size, LANES, most)
+def _slices(size: int, max_length: int) -> list[slice]:
+    length = largest_divisor(size, LANES, max_length)
     return [slice(first, first + length) for first in range(0, size, length)]
 
 

@@ -58,7 +58,7 @@ def chunk_rows(schedule: LossSchedule) -> int:
 
 
 def by_rows(n_rows: int, body: Callable[[Any], None], at_once: int = CHUNK_ROWS) -> None:
-    """Call `body` with slices of the rows, at most so many at once, with the body once in the code."""
+    """Call `body` with slices of at most `at_once` rows, with the body once in the code."""
     size = math.gcd(n_rows, at_once)
     loop(n_rows // size, lambda number: body(pl.ds(times(number, size), size)))
 
