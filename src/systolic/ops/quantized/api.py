@@ -17,7 +17,7 @@ from systolic.ops.quantized.product import Operands
 def quantized_matmul(lhs: Any, rhs: Any, **arguments: Any) -> Array:
     """Return `(activation(lhs @ rhs.dequantize() + bias) + residual) · out_scale`, or the gated product.
 
-    Args and errors: those of `arguments.canonical`.
+    Args and errors: see `arguments.canonical`.
     """
     call = canonical(lhs, rhs, **arguments)
     # Under `shard_map` a derivative is summed over the devices whose rows or columns meet a common operand.

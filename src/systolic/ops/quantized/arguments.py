@@ -236,17 +236,17 @@ def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
     arrays = operands
     if arrays.values.ndim == 2:
 
-        def as_rows(one: Array | None) -> Array | None:
-            return None if one is None else one.reshape(math.prod(one.shape[:-1]), one.shape[-1])
+        def as_rows(array: Array | None) -> Array | None:
+            return None if array is None else array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
         return arrays._replace(
             lhs=as_rows(arrays.lhs), residual=as_rows(arrays.residual), lhs_scales=as_rows(arrays.lhs_scales)
         )
 
-    def batched(one: Array | None) -> Array | None:
-        if one is None:
+    def batched(array: Array | None) -> Array | None:
+        if array is None:
             return None
-        return jnp.broadcast_to(one, (*batch, *one.shape[-2:])).reshape(math.prod(batch), *one.shape[-2:])
+        return jnp.broadcast_to(array, (*batch, *array.shape[-2:])).reshape(math.prod(batch), *array.shape[-2:])
 
     return Operands(
         lhs=batched(arrays.lhs),

@@ -129,9 +129,9 @@ def _register() -> None:
     key = jax.tree_util.GetAttrKey
     jax.tree_util.register_pytree_with_keys(
         Quantized,
-        lambda one: (((key("values"), one.values), (key("scales"), one.scales)), None),
+        lambda quantized: (((key("values"), quantized.values), (key("scales"), quantized.scales)), None),
         unflatten,
-        lambda one: ((one.values, one.scales), None),
+        lambda quantized: ((quantized.values, quantized.scales), None),
     )
 
 

@@ -74,9 +74,11 @@ def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
 
 @functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
 def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]:
-    def with_code(one: TimedConfig) -> float:
-        route = route_of(spec, one.config.subtile_m, chip)
-        return one.modelled.time_us * (1 + stretch_cycles(spec, one.config, route, chip) / _BUNDLES_FOR_ALL_OF_IT)
+    def with_code(candidate: TimedConfig) -> float:
+        route = route_of(spec, candidate.config.subtile_m, chip)
+        return candidate.modelled.time_us * (
+            1 + stretch_cycles(spec, candidate.config, route, chip) / _BUNDLES_FOR_ALL_OF_IT
+        )
 
     return tuple(sorted(legal_configs(_space(spec), lambda config: timed(spec, config, chip)), key=with_code))
 

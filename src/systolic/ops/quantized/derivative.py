@@ -96,7 +96,7 @@ class _PlainTangent(OfProduct):
         mesh = explicit_mesh(residuals)
         differentiate = functools.partial(_cotangents, self.product)
         if mesh is None:
-            sums = differentiate(operands, cotangents[0], lambda whole, _: whole)
+            sums = differentiate(operands, cotangents[0], lambda partial_sum, _: partial_sum)
         else:
             sums = sharded_cotangents(differentiate, mesh, self.product, operands, cotangents[0])
             sums = Operands(*map(cut_like, sums, operands))
@@ -110,26 +110,26 @@ class _PlainTangent(OfProduct):
         return self.product.anew(**({"quantize_lhs": None} if name == "lhs" else {}))
 
 
-def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, summed: Summed) -> Operands:
+def _cotangents(product: QuantizedProduct, operands: Operands, cotangent: Array, summed: Summed) -> Operands:
     """Return the cotangents of floats, and of all scales; `summed` adds the other devices' parts of a sum."""
-    values, scales, rows = kept.values, kept.scales, quantized_rows(product, kept)
-    dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
+    values, scales, rows = operands.values, operands.scales, quantized_rows(product, operands)
+    dtype = operands.lhs.dtype if operands.lhs_scales is None else jnp.dtype("float32")
     scaled = cotangent.astype(dtype)
-    weight = weight_of(kept, dtype)
+    weight = weight_of(operands, dtype)
     to_rows = summed(jnp.matmul(scaled, weight.mT, preferred_element_type=jnp.float32), "n")
     # XLA leaves these out if derivatives of scales are not used.
-    left = kept.lhs if rows is None else rows.numbers.astype(dtype)
+    left = operands.lhs if rows is None else rows.numbers.astype(dtype)
     to_weight = summed(jnp.matmul(left.mT, scaled, preferred_element_type=jnp.float32), "m")
     blocks, n = scales.shape
     products = (to_weight * values.astype(jnp.float32)).reshape(blocks, values.shape[0] // blocks, n)
     to_scales = summed(products.sum(1), "scales").astype(scales.dtype)
     to_values = None
-    if differentiated(kept).values is not None:  # a weight that is not quantized: its scales are one
+    if differentiated(operands).values is not None:  # a weight that is not quantized: its scales are one
         to_values = to_weight.astype(values.dtype)
-    if kept.lhs_scales is None:
+    if operands.lhs_scales is None:
         return Operands(to_rows.astype(dtype), to_values, to_scales)
-    m, blocks = kept.lhs_scales.shape
-    row_scales = (to_rows * kept.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
+    m, blocks = operands.lhs_scales.shape
+    row_scales = (to_rows * operands.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
     return Operands(None, to_values, to_scales, lhs_scales=summed(row_scales.sum(-1), "lhs_scales"))
 
 

@@ -9,8 +9,8 @@ in four bits become such weights by a few operations on bits:
 - int4: the sixteen smallest numbers of e4m3, codes 0 to 15, are equally far apart, also where they are subnormal. So
   the code w + 8 represents (w + 8) · unit. The 8 adds the sum of a row of lhs times a constant, which the kernel
   subtracts. Both are exact; the sum in float32 is of numbers up to twice as large.
-- fp4: sign, exponent and mantissa of e2m1 lie in those of e5m2 as they are, and subnormals are subnormal: e5m2 times
-  2^14 is the number.
+- fp4: sign, exponent and mantissa of e2m1 are copied unchanged into the fields of e5m2, and subnormals stay subnormal:
+  e5m2 times 2^14 is the number.
 
 Numbers of a float format that a chip does not take at all are built from their bits as float32, and pushed as bfloat16.
 

@@ -26,7 +26,7 @@ class Tile(NamedTuple):
     values: Any  # [tile_k, tile_n]
     scales: Any  # [tile_blocks, tile_n]
     acc: Any  # [tile_m, tile_n], or None
-    kept: Any  # [tile_k, subtile_n], or None
+    weights: Any  # converted, [tile_k, subtile_n], or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class Step:
                     values=buffers.values.at[slot, weight],
                     scales=buffers.scales.at[slot, weight],
                     acc=None if buffers.acc is None else buffers.acc.at[weight],
-                    kept=None if buffers.weights is None else buffers.weights.at[weight],
+                    weights=None if buffers.weights is None else buffers.weights.at[weight],
                 )
                 for weight in range(spec.weights)
             ),
@@ -105,9 +105,9 @@ class Step:
         """Compute all rows of the tile, with these columns of it."""
         schedule = self.schedule
         for tile in self.tiles:
-            if tile.kept is not None:
+            if tile.weights is not None:
                 for depth in self._depths:
-                    tile.kept[depth, :] = self._weights(tile, depth, columns)
+                    tile.weights[depth, :] = self._weights(tile, depth, columns)
 
         def rows(number: Any, carry: None) -> None:
             at = part(number, schedule.subtile_m, schedule.tile_m // schedule.subtile_m)
@@ -147,7 +147,7 @@ class Step:
         begin = pl.program_id(2) * schedule.tile_k if schedule.grid_k > 1 else 0
         for depth in self._depths:
             first = depth.start if schedule.grid_k == 1 else pl.multiple_of(begin + depth.start, LANES)
-            weights = self._weights(tile, depth, columns) if tile.kept is None else tile.kept[depth, :]
+            weights = self._weights(tile, depth, columns) if tile.weights is None else tile.weights[depth, :]
             product = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
             product = product.astype(jnp.dtype(schedule.route.sums))
             block_sum = product if block_sum is None else block_sum + product
