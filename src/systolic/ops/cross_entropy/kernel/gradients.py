@@ -3,8 +3,8 @@
     dx = errors @ wᵀ          dw = xᵀ @ errors
 
 Grid: tiles of rows, for each of them tiles of the vocabulary, and for each of these parts of the features: w and
-its gradient pass through VMEM part by part. A tile of x and its float32 gradient stay there. Errors are in VMEM only, in the
-operands' dtype.
+its gradient pass through VMEM part by part. A tile of x and its float32 gradient stay there. Errors are in VMEM only,
+in the operands' dtype.
 
 A step is one stretch of straight code, which has a part of the features in three products: of logits, and of both
 gradients, for tiles of the vocabulary two apart. Between them is the tile whose logits become errors during these
