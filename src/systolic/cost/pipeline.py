@@ -118,7 +118,7 @@ class _Pipeline:
             row=schedule.steps_inner,
             product=schedule.steps // schedule.count("batch"),
             streams=streams,
-            fetched=sorted(streams, key=lambda one: one.reuse) if manual else streams,
+            fetched=sorted(streams, key=lambda stream: stream.reuse) if manual else streams,
             outputs=len(spec.dtypes_out),
             store_cycles=store_cycles(spec, config, chip),
             subtile_cycles=output_cycles(spec, config.subtile_m, config.subtile_n, chip),

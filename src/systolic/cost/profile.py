@@ -137,7 +137,7 @@ class Profiles:
             "kind": dataclasses.asdict(self.kind),
             "columns": [*_COLUMNS, *_COSTS, "bundles"],
         }
-        lines = [json.dumps(_row(profile)) for profile in sorted(self.profiles, key=lambda one: one.tile)]
+        lines = [json.dumps(_row(profile)) for profile in sorted(self.profiles, key=lambda profile: profile.tile)]
         text = json.dumps(head, indent=1).removesuffix("\n}")
         return f'{text},\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
 
@@ -211,12 +211,12 @@ def _file_name(kind: Kind) -> str:
     return f"{kind.chip}_{dtypes}{suffix}.json"
 
 
-def _row(one: Profile) -> list[float | bool | str]:
-    tile, cost = one.tile, one.cost
+def _row(profile: Profile) -> list[float | bool | str]:
+    tile, cost = profile.tile, profile.cost
     sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.subtile_m, tile.subtile_n)
     cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
     rounded = [int(cycle) if cycle == int(cycle) else round(cycle, 1) for cycle in cycles]
-    return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *rounded, one.bundles]
+    return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *rounded, profile.bundles]
 
 
 def _profile_record(columns: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:

@@ -47,8 +47,11 @@ def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledCo
     bounds = (bound for promise in promising for bound in _legal(spec, chip, promise))
     configs = best_first(spec, chip, bounds, count, "profiled")
     # Only these are timed with a whole first step as well: it decides a few microseconds.
-    configs = [min((config, _whole(spec, chip, config)), key=lambda each: each.modelled.time_us) for config in configs]
-    configs.sort(key=lambda one: one.modelled.time_us)
+    configs = [
+        min((config, _whole(spec, chip, config)), key=lambda candidate: candidate.modelled.time_us)
+        for config in configs
+    ]
+    configs.sort(key=lambda candidate: candidate.modelled.time_us)
     return ProfiledConfigs(configs, len(promising), table.least_us(spec, chip))
 
 
@@ -78,11 +81,11 @@ def _legal(spec: MatmulSpec, chip: Chip, promise: _Promise) -> Iterator[Bounded]
             return
 
 
-def _whole(spec: MatmulSpec, chip: Chip, one: TimedConfig) -> TimedConfig:
+def _whole(spec: MatmulSpec, chip: Chip, candidate: TimedConfig) -> TimedConfig:
     """Return the same configuration with its first step in one chunk."""
-    if one.config.fill_chunks == 1:
-        return one
-    return timed_config(spec, dataclasses.replace(one.config, fill_chunks=1), chip)
+    if candidate.config.fill_chunks == 1:
+        return candidate
+    return timed_config(spec, dataclasses.replace(candidate.config, fill_chunks=1), chip)
 
 
 @functools.cache
@@ -154,4 +157,4 @@ class _Table:
             result += [
                 _Promise(float(bounds[row]), self.profiles[at[row]], grid_order) for row in np.nonzero(differs)[0]
             ]
-        return sorted(result, key=lambda one: one.least_us)
+        return sorted(result, key=lambda promise: promise.least_us)

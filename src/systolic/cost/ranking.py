@@ -71,8 +71,8 @@ def best_first(
         candidate = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
         result.append((modelled.time_us, bound.bundles, candidate))
         if count is not None:
-            result = sorted(result, key=lambda each: each[:2])[:count]
-    return [candidate for _, _, candidate in sorted(result, key=lambda each: each[:2])]
+            result = sorted(result, key=lambda entry: entry[:2])[:count]
+    return [candidate for _, _, candidate in sorted(result, key=lambda entry: entry[:2])]
 
 
 def ranked_configs(
