@@ -14,21 +14,21 @@ def padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def largest_divisor(size: int, multiple: int, most: int) -> int:
-    """Return the largest divisor of a size that is a multiple and at most `most`; the least one if all are above it."""
+def largest_divisor(size: int, multiple: int, limit: int) -> int:
+    """Return the largest divisor of a size that is a multiple and at most `limit`; the least one if all are above."""
     divisors = legal_sides(size, multiple)
-    return max((divisor for divisor in divisors if divisor <= most), default=divisors[0])
+    return max((divisor for divisor in divisors if divisor <= limit), default=divisors[0])
 
 
-def block_size(size: int, multiple: int, most: int) -> int:
-    """Return the largest divisor of a size that is a multiple and at most `most`; if none is, the largest multiple.
+def block_size(size: int, multiple: int, limit: int) -> int:
+    """Return the largest divisor of a size that is a multiple and at most `limit`; if none is, the largest multiple.
 
     Then a shorter block follows the others.
     """
-    if size <= most:
+    if size <= limit:
         return size
-    divisors = (index for index in range(multiple, most + 1, multiple) if size % index == 0)
-    return max(divisors, default=min(max(most // multiple, 1) * multiple, size))
+    divisors = (index for index in range(multiple, limit + 1, multiple) if size % index == 0)
+    return max(divisors, default=min(max(limit // multiple, 1) * multiple, size))
 
 
 def ragged_sides(size: int, least: int) -> list[int]:
