@@ -41,7 +41,7 @@ LinkChanges = tuple[tuple[float, float], ...]
 class Execution:
     """An execution of an operation alone by one core; times count from the first core's begin."""
 
-    begin_cycles: int  # after that of the device's first core
+    begin_cycles: int  # after the device's first core begins
     cycles: int
     iterations: int  # of its loops
     block_counts: tuple[int, ...]
@@ -112,7 +112,7 @@ def execute_alone(
     Args:
       calls: of all cores of the device, in the order in which they act if they do at the same time.
       pipe: to HBM, as it is when the first core begins, which is time 0.
-      others: devices of the slice, on none of which it may act.
+      others: the slice's other devices; it may act on none of them.
       link_changes: of the share of its rate that links leave.
     """
     schedule, count = Schedule(), len(calls)

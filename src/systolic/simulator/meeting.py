@@ -60,16 +60,16 @@ class Meeting(Generic[_Call, _Outcome]):
         Returns:
           None where the call has to be executed.
         """
-        own = self._arrivals[core] = _Arrival(name, time, call)
+        arrival = self._arrivals[core] = _Arrival(name, time, call)
         expected = self._expected.get(name, 0)
         self._expect(core, name, time)
         for turn in (time, time + expected + _MAX_CYCLES_APART):
             yield turn
-            if own.decided:
-                return own.outcome
+            if arrival.decided:
+                return arrival.outcome
             if self._are_together(expected):
                 self._decide(core, decide)
-                return own.outcome
+                return arrival.outcome
         del self._arrivals[core]
         return None
 
@@ -92,7 +92,7 @@ class Meeting(Generic[_Call, _Outcome]):
         )
 
     def _decide(self, now: int, decide: Callable[[Sequence[_Call]], Sequence[_Outcome] | None]) -> None:
-        """Decide all calls; of those at the same time, that of the core whose turn it is now comes first."""
+        """Decide all calls by time; of simultaneous calls, the call of the core whose turn it is now comes first."""
         arrivals = [arrival for core, arrival in sorted(self._arrivals.items(), key=lambda entry: entry[0] != now)]
         arrivals.sort(key=lambda arrival: arrival.time)
         self._arrivals.clear()

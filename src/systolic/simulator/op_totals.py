@@ -47,7 +47,7 @@ class OpTotals:
 
         Args:
           blocks: the operation's, in the order of the listing.
-          stalls: cycles that matrix and cross-lane units kept a block waiting, and those of matrix units alone.
+          stalls: cycles for which matrix and cross-lane units kept a block waiting, and matrix units alone.
           use: what a block issues; None: not known.
         """
         return tuple(

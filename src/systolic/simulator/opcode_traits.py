@@ -61,7 +61,7 @@ Kind = Literal[
     "write argument",
     "delay",
     "halt",
-    "refused",  # where a program comes to it: it is there to be watched by its runtime
+    "refused",  # where a program reaches it: it is there to be watched by its runtime
     "ignored",  # without effect on control flow, copies or time
     "unsupported wait",
     "unsupported",  # would have one: an error where it matters

@@ -89,7 +89,9 @@ class RepeatedCalls:
     @property
     def looked_up(self) -> frozenset[str]:
         """Operations whose calls are looked up."""
-        return frozenset(name for name, kept in self._operations.items() if kept.closed and kept.executions)
+        return frozenset(
+            name for name, operation in self._operations.items() if operation.closed and operation.executions
+        )
 
     def find(
         self, translation: Translation, calls: Sequence[CoreCall], dma: DmaEngine, others: OtherDevices | None
@@ -111,7 +113,7 @@ class RepeatedCalls:
         if operation is None:
             operation = _Operation(translation, others, closed=_may_be_closed(translation))
             self._operations[translation.name] = operation
-        operation.others = others  # not those of an attempt before, whose cores would be kept
+        operation.others = others  # not an earlier attempt's, whose cores would stay in memory
         operation.calls += 1
         follows_links = others is not None and operation.follows_links
         pipe = dma.pipe

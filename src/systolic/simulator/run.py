@@ -106,8 +106,8 @@ class PreparedProgram:
           DeadlockError: it waits for something that does not come.
         """
         check_constants(chip.machine, self.prepared_for)
-        known = self._known(parameters)
-        base = replace(self._setup(chip, spans, remember=remember), parameters=known, operand_words=operand_words)
+        contents = self._known(parameters)
+        base = replace(self._setup(chip, spans, remember=remember), parameters=contents, operand_words=operand_words)
 
         def device(attempt: Attempt) -> DeviceRun:
             setup, kept_spans = base.of_attempt(attempt), spans if attempt.progression == ZEROS else 0
@@ -152,8 +152,8 @@ class PreparedProgram:
         facts = self.slice_facts
         if facts is None and len(shape.devices) == len(assignment) == 1:
             first = operand_words[0] if operand_words else _nothing_known
-            known = parameters[0] if parameters else ()
-            return alone(self.run(chip, parameters=known, operand_words=first, spans=spans), shape)
+            contents = parameters[0] if parameters else ()
+            return alone(self.run(chip, parameters=contents, operand_words=first, spans=spans), shape)
         if facts is None:
             raise SliceError("the program is for one device: nothing in it is sharded")
         where = SliceSetup.of(shape, assignment, facts)
@@ -183,7 +183,7 @@ class PreparedProgram:
         return max(0, end_cycles(cold) - end_cycles(run))
 
     def _setup(self, chip: Chip, spans: int, *, remember: bool) -> DeviceSetup:
-        """Return the setup of all attempts, each of which looks up what the ones before have executed."""
+        """Return the setup of all attempts; each looks up what earlier attempts have executed."""
         return DeviceSetup(
             chip=chip,
             translations=self.translations,

@@ -13,7 +13,7 @@ _SIZE = re.compile(r"(?<=_)\d{2,}(?=$|[-_])", re.ASCII)  # of a tile or an array
 
 
 def traits_of(run: SimulatedRun, link_cycles: int = 0) -> ProgramTraits:
-    """Return the traits of a run, of which a device of a slice waits `link_cycles` for links alone."""
+    """Return the traits of a run, in which a device of a slice waits `link_cycles` for links alone."""
     core = run.later_core
     cycles = max(1, core.cycles)
     sparse = max((sum(op.end_cycles - op.begin_cycles for op in core.ops) for core in run.sparse_cores), default=0)

@@ -28,7 +28,7 @@ class HbmPipe:
     Args:
       machine: the model of the chip.
       free: when it has carried what was started before cycle 0.
-      rate: the share of the full rate at which it carries all of the time; None: that of the chip's periods.
+      rate: the share of the full rate at which it always carries; None: the chip's periods set it.
       last: the last copy's direction and cycles.
     """
 

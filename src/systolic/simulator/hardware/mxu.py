@@ -152,7 +152,7 @@ class Mxus:
 
     Args:
       program: whose segments they are.
-      memo: of runs of segments, by these units and those of other cores and programs.
+      memo: of runs of segments, by these units and by the units of other cores and programs.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Mxus:
         self._at = 0  # the time to which `_state` is relative
         self._state: Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
         self.stalls = [0] * len(segments)  # cycles, by segment
-        self._lane_stalls = [0] * len(segments)  # those of them on cross-lane units
+        self._lane_stalls = [0] * len(segments)  # the part of `stalls` on cross-lane units
         self.stall_cycles = 0  # in which the core waited for the MXUs or their results
         self.busy_cycles = 0
 

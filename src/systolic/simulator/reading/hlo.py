@@ -53,8 +53,8 @@ class TopLevelHlo:
     results: int | None = None  # how many arrays the program returns as a tuple; None: one, and no tuple
     # Results that take the memory of a parameter, by number, and that parameter's number.
     aliases: Mapping[int, int] = field(default_factory=dict)
-    # Names of the instructions that start SparseCores, as their programs are numbered: in the order of the schedule,
-    # those of the entry first, which stands last in the text, then those of loops' bodies, from the last to the first.
+    # Names of the instructions that start SparseCores, in the order in which their programs are numbered: as scheduled,
+    # in the entry computation (the last one in the text) first, then in loops' bodies, from the last to the first.
     launches: tuple[str, ...] = ()
     module: str = ""  # the module's name, such as "jit_f"
     kinds: OperationKinds = field(default_factory=OperationKinds)  # opcodes, and what fusions are made of

@@ -139,8 +139,8 @@ class _Pieces:
 
     def __init__(self, *, loads: bool) -> None:
         self.loads = loads
-        kept = [entry for entry in TENSOR_CORE.entries if entry.is_vector and (loads or entry.kind != "vector load")]
-        names = (re.escape(entry.name[1:].removesuffix("*")) for entry in kept)
+        listed = [entry for entry in TENSOR_CORE.entries if entry.is_vector and (loads or entry.kind != "vector load")]
+        names = (re.escape(entry.name[1:].removesuffix("*")) for entry in listed)
         left_out = rf"\s*(?:%\S+ = )?v(?!{'|'.join(names)})"
         piece = rf"(?!{left_out})([^;]*+(?:;(?!;)[^;]*+)*+)"
         self._first, self._others = re.compile(piece, re.ASCII), re.compile(f";;{piece}", re.ASCII)

@@ -162,7 +162,7 @@ class _Check:
         reads = state.copy()
         for instruction in instructions:
             if instruction.traits.kind == "phi" and instruction.dest is not None:
-                self._check_uses(bundle, instruction, [state], some=True)
+                self._check_uses(bundle, instruction, [state], any_state=True)
                 name, register = instruction.dest.rsplit("_", 1)
                 reads.write(instruction, register, self._value(name))
         written = reads.copy()
@@ -170,17 +170,19 @@ class _Check:
         for instruction in instructions:
             if instruction.traits.kind == "pointer":
                 # It forwards: what its own bundle writes is as good as what was there.
-                self._check_uses(bundle, instruction, [reads, written], some=True)
+                self._check_uses(bundle, instruction, [reads, written], any_state=True)
             elif instruction.traits.kind != "phi":
-                self._check_uses(bundle, instruction, [reads], some=False)
+                self._check_uses(bundle, instruction, [reads], any_state=False)
 
-    def _check_uses(self, bundle: Bundle, instruction: Instruction, states: Sequence[_State], *, some: bool) -> None:
+    def _check_uses(
+        self, bundle: Bundle, instruction: Instruction, states: Sequence[_State], *, any_state: bool
+    ) -> None:
         for text in instruction.operands:
             for name, register in _USE.findall(text):
                 held = frozenset().union(*(state.held(register, instruction.predicate) for state in states))
                 if not held:  # never written on any path: an argument, or what no branch depends on
                     continue
-                if self._value(name) in held if some or _EITHER in held else held == {self._value(name)}:
+                if self._value(name) in held if any_state or _EITHER in held else held == {self._value(name)}:
                     continue
                 raise SimulationError(
                     f"{self.program.name}, line {bundle.line}: {name} is read from {register}, which holds "

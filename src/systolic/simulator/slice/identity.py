@@ -108,8 +108,8 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
         places, handed_on = _descriptor_places(program)
         images: dict[str, Word] = {name: "constants" for name, place in places.items() if place == _IMAGE_PLACE}
         words |= images
-        known = {*images, *handed_on, *_flags(program)}
-        unnamed = [name for name in unnamed if name not in known]
+        named_elsewhere = {*images, *handed_on, *_flags(program)}
+        unnamed = [name for name in unnamed if name not in named_elsewhere]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED

@@ -212,9 +212,9 @@ class Network:
         return {link: traffic.busy_cycles for link, traffic in self._traffic.items()}
 
 
-def too_many_copies(sent: int, most: int, why: str = "") -> TooManyCopiesError:
-    """Return the error that all devices together send more copies than `most`."""
+def too_many_copies(sent: int, limit: int, why: str = "") -> TooManyCopiesError:
+    """Return the error that all devices together send more copies than `limit`."""
     return TooManyCopiesError(
-        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {most:,} are "
+        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {limit:,} are "
         "the most that are simulated: take a smaller slice, or arrays of fewer bytes"
     )

@@ -40,7 +40,7 @@ class RouteTables:
     """Targets of each chip's entries, by chip."""
 
     entries: tuple[Entries, ...]
-    most: int  # entries of a chip
+    max_entries: int  # entries of a chip
 
     @staticmethod
     def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> RouteTables | None:
@@ -65,7 +65,7 @@ class RouteTables:
             for target in _near(shape, chip):
                 if target not in targets.values() and len(targets) < limit:
                     targets[next(entry for entry in range(limit) if entry not in targets)] = target
-        return RouteTables(entries=entries, most=limit)
+        return RouteTables(entries=entries, max_entries=limit)
 
     def target(self, sender: int, entry: int) -> int:
         """Return the chip to which a chip's entry leads; raise SimulationError if it is not known."""
@@ -73,21 +73,21 @@ class RouteTables:
         if target is None:
             raise SimulationError(
                 f"chip {sender} sends by an entry of its table of routes, {entry}, of which it is not known where it "
-                f"leads: in slices of more than {self.most} chips a chip is taken to reach those one or two hops away, "
-                "and its neighbours on rings"
+                f"leads: in slices of more than {self.max_entries} chips a chip is taken to reach those one or two hops "
+                "away, and its neighbours on rings"
             )
         return target
 
     def words(self) -> Iterator[dict[int, int]]:
         """Yield the scalar memory of each chip, by address."""
-        rows = [_INVALID] * (len(self.entries) * self.most)
+        rows = [_INVALID] * (len(self.entries) * self.max_entries)
         for chip, targets in enumerate(self.entries):
             for entry, target in targets.items():
-                rows[chip * self.most + entry] = target
+                rows[chip * self.max_entries + entry] = target
         for targets in self.entries:
             entry_of = {target: entry for entry, target in targets.items()}
             # Chips that it can't reach are looked up as well, where nothing is sent there.
-            nowhere = next((entry for entry in range(self.most) if entry not in targets), 0)
+            nowhere = next((entry for entry in range(self.max_entries) if entry not in targets), 0)
             result = {_TABLE + row: word for row, word in enumerate(rows)}
             for target in range(len(self.entries)):
                 result[_TABLE + target] |= entry_of.get(target, nowhere) << _ENTRY_BIT

@@ -25,7 +25,7 @@ from systolic.simulator.sparse_core.outside import SparseCopy
 _SEQUENCER = 1 << 20
 _TILE_FLAGS = 0x1C00
 _FLAGS_OF_A_TILE = 64
-_POLLS = 8  # after so many equal reads of a word in a row, a tile is taken to wait for another value
+_POLLS = 8  # after more equal reads of a word in a row, a tile is taken to wait for another value
 # What a translated program calls or reads of its machine.
 CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),

@@ -125,7 +125,7 @@ class BundleCode:
 
     def _flag(self, call: str, instruction: Instruction) -> list[str]:
         flag, amount = (self._mentions.own(text) for text in instruction.operands[:2])
-        return self._mentions.guarded(instruction, [f"{call}({flag}, {amount})"], own=True)
+        return self._mentions.guarded(instruction, [f"{call}({flag}, {amount})"], is_own=True)
 
     def _store(self, what: str, instruction: Instruction) -> list[_Assign]:
         """Store if the predicate holds: with a predicate per device, on the devices where it does."""

@@ -53,7 +53,7 @@ class EventCode:
         is_own = traits.is_wait or (
             traits.kind == "copy" and not traits.is_remote and id(instruction) not in self._followed
         )
-        return self._mentions.guarded(instruction, self._code(instruction, bundle), own=is_own)
+        return self._mentions.guarded(instruction, self._code(instruction, bundle), is_own=is_own)
 
     def _code(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         kind, operands = instruction.traits.kind, instruction.operands

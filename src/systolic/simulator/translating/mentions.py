@@ -68,7 +68,7 @@ class Mentions:
     def _own(self, code: str, kind: str) -> str:
         return f"({code} if {code}.__class__ is {kind} else own({code}))"
 
-    def guarded(self, instruction: Instruction, code: list[str], *, own: bool = False) -> list[str]:
+    def guarded(self, instruction: Instruction, code: list[str], *, is_own: bool = False) -> list[str]:
         """Run code only if the instruction's predicate holds: on the first device, if it is each device's own."""
         predicate = instruction.predicate
         if predicate is None or not code:
@@ -76,7 +76,7 @@ class Mentions:
         if predicate.register is None:
             return [] if predicate.never else code
         condition = self.condition(predicate)
-        if own and self._lanes:
+        if is_own and self._lanes:
             register = self.variable(predicate.register)
             condition = "not " * predicate.negated + self._own(register, "bool")
         return [f"if {condition}:", *(f"    {line}" for line in code)]
