@@ -73,8 +73,8 @@ class RouteTables:
         if target is None:
             raise SimulationError(
                 f"chip {sender} sends by an entry of its table of routes, {entry}, of which it is not known where it "
-                f"leads: in slices of more than {self.max_entries} chips a chip is taken to reach those one or two hops "
-                "away, and its neighbours on rings"
+                f"leads: in slices of more than {self.max_entries} chips a chip is taken to reach those one or two "
+                "hops away, and its neighbours on rings"
             )
         return target
 
