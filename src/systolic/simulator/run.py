@@ -152,8 +152,8 @@ class PreparedProgram:
         facts = self.slice_facts
         if facts is None and len(shape.devices) == len(assignment) == 1:
             first = operand_words[0] if operand_words else _nothing_known
-            contents = parameters[0] if parameters else ()
-            return alone(self.run(chip, parameters=contents, operand_words=first, spans=spans), shape)
+            first_contents = parameters[0] if parameters else ()
+            return alone(self.run(chip, parameters=first_contents, operand_words=first, spans=spans), shape)
         if facts is None:
             raise SliceError("the program is for one device: nothing in it is sharded")
         where = SliceSetup.of(shape, assignment, facts)
