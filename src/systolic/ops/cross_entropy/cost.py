@@ -27,6 +27,10 @@ _MAX_GRADIENTS_COLUMNS = 512
 # Of a step of the gradients, in which the matrix units fill and drain and scalar code starts copies, and of a register
 # that is added to x's gradient, for which its product waits (simulated on v6e and v7x: 950 to 1,350 together).
 _GRADIENTS_STEP_CYCLES, _ADDED_REGISTER_CYCLES = 800, 0.1
+# Of a register of logits, to which each part of the features adds, on chips that load weights slowly. Simulated on v6e:
+# steps of several parts take 1,450 to 2,080 cycles more than their products with 512 columns, 1,240 with 256, and steps
+# that have all features 1,030 to 1,440.
+_SUMMED_LOGITS_CYCLES = 0.65
 # Cycles of a stretch of straight code in which the matrix units fill and drain, and of a grid step with its copies
 # (simulated on v6e: 400 to 560, and 100).
 _STRETCH_CYCLES, _STEP_CYCLES = 400, 100
@@ -34,9 +38,9 @@ _STRETCH_CYCLES, _STEP_CYCLES = 400, 100
 # 16384·4096·151936 took 76 ms with 1,024 rows and 256 columns, and 78 ms with 512 of each, which copies twice as much
 # (simulated).
 _COPY_SHARE = 0.1
-# Gradients whose times by arithmetic differ by less are equally fast, and those with wider tiles come first, whose
-# elementwise work lies beside more products: 2048·4096·128256 takes 7.87 ms with 512 columns on v6e, 8.76 with 256
-# (simulated; by arithmetic 7.754 and 7.752).
+# Gradients whose times by arithmetic differ by less are equally fast, and those with longer parts of the features come
+# first: 2048·4096·32064 takes 1.97 ms on v6e with 2,048 features and 256 columns, 2.05 with 1,024 and 512 (simulated; by
+# arithmetic 2.100 and 2.104).
 _EQUALLY_FAST = 1.002
 
 
@@ -53,10 +57,10 @@ def _configs(spec: CrossEntropySpec, chip: Chip) -> tuple[TimedConfig, ...]:
     # Of configurations that are equally fast, the one with the longer subtiles: weights are loaded for more rows.
     def by_time(candidate: TimedConfig) -> tuple[float, int, int]:
         time_us, config = candidate.modelled.time_us, candidate.config
-        columns = 0
+        features = 0
         if spec.kind == "gradients" and time_us < fastest_us * _EQUALLY_FAST:
-            time_us, columns = fastest_us, config.tiles.tile_n
-        return time_us, -columns, config.subtile_n
+            time_us, features = fastest_us, config.tiles.tile_k
+        return time_us, -features, config.subtile_n
 
     return tuple(sorted(legal, key=by_time))
 
@@ -92,6 +96,8 @@ def _gradients_cycles(schedule: LossSchedule, chip: Chip) -> float:
     added = tiles.tile_m * tiles.tile_k / (8 * LANES) * _ADDED_REGISTER_CYCLES
     moved = 0 if schedule.alternates else tiles.tile_m * tiles.tile_n / (ROWS * LANES)
     step = spec.products * product + added + _GRADIENTS_STEP_CYCLES
+    if schedule.parts > 1 and not _loads_quickly(chip):
+        step += tiles.tile_m * tiles.tile_n / (8 * LANES) * _SUMMED_LOGITS_CYCLES
     return schedule.parts * step + (moved if spec.keep_logits else 0)
 
 
@@ -133,4 +139,9 @@ def _max_rows(chip: Chip) -> int:
     ms for 16384·4096·151936 with 1,024 × 512, 23.7 with 2,048 × 256. On the others more rows pass each weight: v6e
     takes 25.0 and 24.4 (simulated).
     """
-    return 1024 if chip.machine.weight_push_cycles < 1 else _SUBTILES[0]
+    return 1024 if _loads_quickly(chip) else _SUBTILES[0]
+
+
+def _loads_quickly(chip: Chip) -> bool:
+    """True if the chip loads a register of weights in less than a cycle."""
+    return chip.machine.weight_push_cycles < 1
