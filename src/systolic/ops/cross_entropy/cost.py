@@ -39,8 +39,8 @@ _STRETCH_CYCLES, _STEP_CYCLES = 400, 100
 # (simulated).
 _COPY_SHARE = 0.1
 # Gradients whose times by arithmetic differ by less are equally fast, and those with longer parts of the features come
-# first: 2048·4096·32064 takes 1.97 ms on v6e with 2,048 features and 256 columns, 2.05 with 1,024 and 512 (simulated; by
-# arithmetic 2.100 and 2.104).
+# first: 2048·4096·32064 takes 1.97 ms on v6e with 2,048 features and 256 columns, 2.05 with 1,024 and 512 (simulated;
+# 2.100 and 2.104 by arithmetic).
 _EQUALLY_FAST = 1.002
 
 
