@@ -54,7 +54,7 @@ def matmuls(
 
     A product is taken where `systolic.tune` has found, for its sizes and dtypes and for this chip, that XLA takes
     longer. Those times are of products alone. XLA fuses products with the code around them: `systolic.simulate` of the
-      function with and without the block shows what all of it gains.
+    function with and without the block shows what all of it gains.
 
     The block holds for this thread. Functions of `jax.jit` that are called in it are compiled again, even if they
     were compiled before; outside they are unchanged. Products inside of `jit`, `scan`, `while_loop`, `cond`,
