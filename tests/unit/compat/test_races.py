@@ -17,7 +17,7 @@ from systolic.compat import accesses_compared_at_once, interpreter_reports
 def clock(times: np.ndarray) -> Any:
     if not hasattr(vector_clock, "NpVectorClock"):  # jax 0.10
         return times
-    made = vector_clock.NpVectorClock(len(times))
+    made: Any = getattr(vector_clock, "NpVectorClock")(len(times))  # noqa: B009 -- another version's
     made.clock[:] = times
     return made
 
@@ -26,7 +26,8 @@ def reports(seed: int, *, at_once: bool) -> list[str]:
     """Let two cores and a copy access rows of a buffer; now and then one of them hears of all accesses before."""
     random = np.random.default_rng(seed)
     parameters = inspect.signature(RaceDetectionState).parameters
-    state: Any = RaceDetectionState(**({"num_cores": 2} if "num_cores" in parameters else {"on_race": "warn"}))
+    options: dict[str, Any] = {"num_cores": 2} if "num_cores" in parameters else {"on_race": "warn"}
+    state: Any = RaceDetectionState(**options)
     two_numbers = "device_id" in inspect.signature(RaceDetectionState.check_read).parameters
     times = np.zeros((3, 3), np.int32)
     with accesses_compared_at_once() if at_once else nullcontext(), interpreter_reports() as text:
