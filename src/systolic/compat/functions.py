@@ -63,7 +63,7 @@ def intercepted(handle: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) 
     """Pass every operation that this thread traces or runs in the block to `handle`, which does it instead.
 
     Functions that JAX transforms in the block arrive in their transformed form: a gradient as its products. Functions
-      inside `custom_jvp`, `custom_vjp` and `shard_map` are followed. Public JAX has no such hook for a block.
+    inside `custom_jvp`, `custom_vjp` and `shard_map` are followed. Public JAX has no such hook for a block.
 
     Args:
       handle: is given a primitive, its arguments and its parameters, and returns what binding them would return.

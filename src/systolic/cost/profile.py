@@ -57,6 +57,17 @@ class ProfiledTile:
             fill_chunks=config.fill_chunks,
         )
 
+    @property
+    def config(self) -> KernelConfig:
+        """A kernel with this tile, and the default number of stages and order of the grid."""
+        return KernelConfig(
+            tiles=self.tiles,
+            subtile_m=self.subtile_m,
+            subtile_n=self.subtile_n,
+            pipeline=self.pipeline,
+            fill_chunks=self.fill_chunks,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:

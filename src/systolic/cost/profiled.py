@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from systolic.cost.bound import least_us
 from systolic.cost.profile import Kind, Profile, StepCost, shipped_profiles
 from systolic.cost.ranking import Bounded, TimedConfig, best_first, timed_config
 from systolic.cost.search_space import LONGEST_CODE, SKINNY_ROWS
-from systolic.schedule.config import GridOrder, KernelConfig
+from systolic.schedule.config import GridOrder
 from systolic.schedule.grid import GridSchedule
 from systolic.schedule.legality import config_violations
 from systolic.spec import MatmulSpec, dtype_bytes
@@ -67,15 +67,7 @@ def _legal(spec: MatmulSpec, chip: Chip, promise: _Promise) -> Iterator[Bounded]
     """Return the tile with three stages, or with two if three are too many; nothing if it breaks rules."""
     tile = promise.profile.tile
     for num_stages in (3, 2) if tile.pipeline == "manual" else (2,):
-        config = KernelConfig(
-            tiles=tile.tiles,
-            subtile_m=tile.subtile_m,
-            subtile_n=tile.subtile_n,
-            pipeline=tile.pipeline,
-            num_stages=num_stages,
-            grid_order=promise.grid_order,
-            fill_chunks=tile.fill_chunks,
-        )
+        config = replace(tile.config, num_stages=num_stages, grid_order=promise.grid_order)
         if not config_violations(spec, config, chip):
             yield Bounded(promise.least_us, config, promise.profile.cost, 0.0)
             return

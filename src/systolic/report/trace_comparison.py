@@ -166,7 +166,7 @@ def _paired(
     """Pair operations by name; then by order, those whose stem or category has equally many left on both sides.
 
     Another version of the compiler numbers fusions differently: an equal name is no pair if the kinds of operation
-      differ.
+    differ.
 
     Returns:
       The pairs, and the simulated names of those that were paired by order.

@@ -58,7 +58,7 @@ def read_trial(record: Any, subject: Subject) -> Trial:
     """Return a trial of a subject from the values of `read_json`.
 
     Trials of other versions of the kernels, jax or libtpu, or of other constants of the simulator, are not used here,
-      and obey rules that are not known here: their tiles and least times are not checked.
+    and obey rules that are not known here: their tiles and least times are not checked.
 
     Raises:
       UntrustedError: it is not a trial; or it has a time that is not above 0 or that no kernel can have, something

@@ -170,13 +170,7 @@ def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment
     columns = blocks * cores // rows
     spec = MatmulSpec.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
     programs = programs_of(spec, chip)
-    config = KernelConfig(
-        tiles=tiles,
-        subtile_m=tile.subtile_m,
-        subtile_n=tile.subtile_n,
-        pipeline=tile.pipeline,
-        fill_chunks=tile.fill_chunks,
-    )
+    config = tile.config
     require_legal(programs.computed, config, chip)
     return Experiment(
         fn=programs.kernel(config),

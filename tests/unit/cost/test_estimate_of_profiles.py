@@ -8,12 +8,11 @@ import pytest
 from systolic.chips import chip
 from systolic.cost.estimate import estimated_cost
 from systolic.cost.profile import Kind, Profile, shipped_profiles
-from systolic.schedule import KernelConfig
 from systolic.spec import MatmulSpec
 
 NARROW = {"v5e": "int8", "v6e": "int8", "v7x": "float8_e4m3fn"}
 # The root mean square of the logarithm of estimated over simulated cycles that a number of rows may have.
-MOST = {256: 0.1, 512: 0.04, 1024: 0.03, 2048: 0.03}
+MAX_RMS = {256: 0.1, 512: 0.04, 1024: 0.03, 2048: 0.03}
 
 
 def error(profile: Profile, dtype: str, name: str) -> float:
@@ -21,14 +20,7 @@ def error(profile: Profile, dtype: str, name: str) -> float:
     tile = profile.tile
     sides = tile.tiles
     spec = MatmulSpec.of(sides.tile_m, sides.tile_k * (1 if tile.whole_k else 3), sides.tile_n * 2, dtype)
-    config = KernelConfig(
-        tiles=sides,
-        subtile_m=tile.subtile_m,
-        subtile_n=tile.subtile_n,
-        pipeline=tile.pipeline,
-        fill_chunks=tile.fill_chunks,
-    )
-    return math.log(estimated_cost(spec, config, chip(name)).end / profile.cost.end)
+    return math.log(estimated_cost(spec, tile.config, chip(name)).end / profile.cost.end)
 
 
 @pytest.mark.parametrize("is_narrow", [False, True], ids=["bfloat16", "narrow"])
@@ -38,8 +30,8 @@ def test_the_estimate_agrees_with_profiles(name: str, is_narrow: bool) -> None:
     kind = Kind.of(MatmulSpec.of(1, 1, 1, dtype), chip(name))
     profiles = shipped_profiles(kind) if kind is not None else None
     assert profiles is not None
-    for rows, most in MOST.items():
-        errors = [error(one, dtype, name) for one in profiles.profiles if one.tile.subtile_m == rows]
+    for rows, max_rms in MAX_RMS.items():
+        errors = [error(profile, dtype, name) for profile in profiles.profiles if profile.tile.subtile_m == rows]
         if errors:
-            rms = math.sqrt(statistics.fmean(one**2 for one in errors))
-            assert rms < most, f"{rows} rows: {rms:.3f}"
+            rms = math.sqrt(statistics.fmean(value**2 for value in errors))
+            assert rms < max_rms, f"{rows} rows: {rms:.3f}"

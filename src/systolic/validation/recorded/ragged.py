@@ -58,7 +58,7 @@ def multiplies_every_group(call: Call, chip: Chip, published_us: float) -> bool:
     """True if a published time is long enough to multiply all rows with every group.
 
     XLA compiled ragged products this way where it had no kernel for them. Only arithmetic decides: the time is at least
-      what all rows times all groups take at the published peak, far more than each row times its own group.
+    what all rows times all groups take at the published peak, far more than each row times its own group.
     """
     lhs, rhs, sizes = call.arguments
     # An operand with a matrix for each group, or two whose rows are summed by group.
