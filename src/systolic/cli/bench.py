@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     "plot_file",
     type=WRITTEN_FILE,
     metavar="FILE.png",
-    help="For suites moe, quantized and sparse: draw times over rows or density, for the product with the most rows.",
+    help="Suites moe, loss, quantized and sparse: draw times over rows or density, for the product with the most rows.",
 )
 @click.option(
     "--strict",

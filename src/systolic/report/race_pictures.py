@@ -76,10 +76,28 @@ def _sparse(rows: Sequence[BenchRow]) -> Picture:
     return Picture(title=title, x_title="density", points=tuple(points))
 
 
+def _losses(rows: Sequence[BenchRow]) -> Picture:
+    """Draw the layer with most rows: times of the loss, alone and with gradients, over tokens."""
+    size = _most(rows, lambda row: (row.case.k, row.case.n))
+    shown = [row for row in rows if (row.case.k, row.case.n) == size]
+    points: list[TimePoint] = []
+    for row in shown:
+        times = {f"systolic, {row.case.group}": row.ours_us}
+        points += _times(row.case.m or 0, times, panel=row.case.chip)
+    # XLA's programs are the same whether ours keeps logits or not.
+    for row in shown:
+        if row.case.group != "keeping logits":
+            times = {f"XLA, {row.case.group}": row.xla_repeated_us}
+            points += _times(row.case.m or 0, times, panel=row.case.chip, dashed=True)
+    title = f"the loss of {size[0]} features and {size[1]} words"
+    return Picture(title=title, x_title="tokens", points=tuple(points))
+
+
 PICTURES: dict[str, Callable[[Sequence[BenchRow]], Picture]] = {
     "moe": _grouped,
     "quantized": _quantized,
     "sparse": _sparse,
+    "loss": _losses,
 }
 
 

@@ -53,6 +53,26 @@ def test_densities_beside_a_dense_matrix() -> None:
     ]
 
 
+def test_losses_over_tokens_beside_xla() -> None:
+    groups = ("forward", "with gradients", "keeping logits")
+    rows = [
+        row("loss", group, "v7x", m, ours, xla_us=2 * ours, n=151_936)
+        for group, ours in zip(groups, (1.0, 4.0, 3.0), strict=True)
+        for m in (2048, 16384)
+    ]
+    of_another_layer = row("loss", "forward", "v7x", 2048, 1.0, n=128_256)
+    chart = picture([of_another_layer, *rows])
+    assert chart is not None
+    assert [(point.x, point.time_us, point.series, point.dashed) for point in chart.points if point.x == 2048] == [
+        (2048, 1.0, "systolic, forward", False),
+        (2048, 4.0, "systolic, with gradients", False),
+        (2048, 3.0, "systolic, keeping logits", False),
+        (2048, 2.0, "XLA, forward", True),
+        (2048, 8.0, "XLA, with gradients", True),
+    ]
+    assert "151936" in chart.title
+
+
 def test_nothing_to_draw() -> None:
     assert picture([row("square", "square", "v5e", 512, 1.0)]) is None
     assert picture([row("sparse", "mask", "v5e", 512, 1.0)]) is None
