@@ -238,7 +238,7 @@ def plan(*product: Any, **options: Any) -> Plan:
     It is the winner of `systolic.tune` if the store in use has one (see `systolic.use`); else the best of the tiles
     whose steps have been simulated, which takes milliseconds; else, if none of these is near the least time, or
     something is fused, the best of every legal configuration by a model, which takes up to a second. `Plan.provenance`
-    names the source.
+    names the source. JAX counts the operations of fused functions, as in a call, so only their plans import it.
 
     Args:
       product: a spec: sizes, dtypes, transposes, fused operations. Or three numbers m, k, n: lhs [m, k] @ rhs [k, n].
