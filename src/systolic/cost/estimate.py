@@ -51,7 +51,7 @@ def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
         both = config.subtile_m + config.subtile_n
         straight += chip.code_costs.emulated_register_bundles * both * config.tiles.tile_k / _VECTOR_ELEMENTS
     # The epilogue fills free slots of its slice's products; only the rest is additional code.
-    epilogue = registers / spec.sums * spec.epilogue.op_count / _VECTOR_SLOTS
+    epilogue = registers / spec.sums * spec.epilogue_op_count / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
     if config.fill_chunks > 1:
         part = row_chunk(spec, config) / config.subtile_m * epilogue
@@ -127,4 +127,4 @@ def _vector_cycles(spec: MatmulSpec, tiles: Tiles, epilogue_share: float) -> flo
     grid_k = tiles.grid(spec)[2]
     # Most of an epilogue runs in parallel with products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
-    return cycles + epilogue_share * registers * spec.epilogue.op_count / _VECTOR_SLOTS / grid_k
+    return cycles + epilogue_share * registers * spec.epilogue_op_count / _VECTOR_SLOTS / grid_k

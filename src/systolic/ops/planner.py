@@ -20,7 +20,7 @@ from systolic.ops.op import op_of
 from systolic.ops.plan import Plan, Provenance
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
-from systolic.spec import MatmulSpec, Spec
+from systolic.spec import MatmulSpec, Spec, SpecError
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
 from systolic.support.bugs import reports_bugs, warn_user
 
@@ -62,7 +62,7 @@ class Planner:
     @reports_bugs
     def plan(self, spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
         """Return the plan of `systolic.plan` with the winners of this planner's store."""
-        return self.plans(spec, chip_named(chip), tiles)
+        return self.plans(_counted(spec), chip_named(chip), tiles)
 
     @reports_bugs  # also when `matmul` asks
     def _planned(self, spec: Spec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Plan:
@@ -121,6 +121,14 @@ class Planner:
                 warn_user(text, StoreWarning)
             return None
         return trial
+
+
+def _counted(spec: Spec) -> Spec:
+    """Return the spec with the counts with which a call plans it; a spec without a program keeps its own counts."""
+    try:
+        return op_of(spec).counted(spec)
+    except SpecError:
+        return spec
 
 
 def check_spec(spec: Spec, chip: Chip) -> None:
@@ -230,7 +238,7 @@ def plan(*product: Any, **options: Any) -> Plan:
     It is the winner of `systolic.tune` if the store in use has one (see `systolic.use`); else the best of the tiles
     whose steps have been simulated, which takes milliseconds; else, if none of these is near the least time, or
     something is fused, the best of every legal configuration by a model, which takes up to a second. `Plan.provenance`
-    names the source.
+    names the source. JAX counts the operations of fused functions, as in a call, so only their plans import it.
 
     Args:
       product: a spec: sizes, dtypes, transposes, fused operations. Or three numbers m, k, n: lhs [m, k] @ rhs [k, n].

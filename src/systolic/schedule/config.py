@@ -132,7 +132,7 @@ _CHEAP_EPILOGUE_OPS = 1
 
 def has_last_step(spec: MatmulSpec, tiles: Tiles) -> bool:
     """True if the last step over k has code of its own, because an epilogue in every step would cost too much."""
-    return spec.k > tiles.tile_k and spec.epilogue.op_count > _CHEAP_EPILOGUE_OPS
+    return spec.k > tiles.tile_k and spec.epilogue_op_count > _CHEAP_EPILOGUE_OPS
 
 
 _CHUNK_ROWS = 128
@@ -143,5 +143,5 @@ def row_chunk(spec: MatmulSpec, config: KernelConfig) -> int:
 
     No product hides that epilogue: an expensive one takes as long for chunks of rows as for a subtile, in less code.
     """
-    expensive = spec.epilogue.op_count > _CHEAP_EPILOGUE_OPS
+    expensive = spec.epilogue_op_count > _CHEAP_EPILOGUE_OPS
     return _CHUNK_ROWS if expensive and config.subtile_m % _CHUNK_ROWS == 0 else config.subtile_m

@@ -36,3 +36,14 @@ def dtype_bytes(dtype: str) -> int:
 def accumulator_dtype(dtype: str) -> str:
     """Return the dtype in which the matrix unit sums products of `dtype`: int32 for integers, else float32."""
     return "int32" if dtype.startswith(("int", "uint")) else "float32"
+
+
+# Of `kernels.epilogue.as_dtype`: two limits for an int32; for a float also NaN, rounding, a cast and the largest int32.
+_SATURATE_OPS = {"int32": 2, "float32": 8}
+
+
+def cast_op_count(dtype_from: str, dtype_to: str) -> int:
+    """Return the vector operations that cast an element of a sum; to an integer, they round and saturate it."""
+    if accumulator_dtype(dtype_to) == "int32":
+        return _SATURATE_OPS[accumulator_dtype(dtype_from)] + (dtype_to != "int32")
+    return int(dtype_from != dtype_to)

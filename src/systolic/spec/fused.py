@@ -99,7 +99,8 @@ class Epilogue:
     scale: FusedOperand | None = None
     primal: FusedOperand | None = None
     kept_sum: str | None = None  # dtype of a second output, sum + bias, that the gradient needs; None: there is none
-    op_count: int = 0  # vector operations an element, at a guess
+    # Vector operations an element with the cast, at a guess; of a cast alone see `MatmulSpec.epilogue_op_count`.
+    op_count: int = 0
     transcendentals: int = 0  # among these
 
     @property

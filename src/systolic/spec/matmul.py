@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, cast_op_count, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 from systolic.support.choices import unknown_name
 
@@ -128,6 +128,16 @@ class MatmulSpec:
         """
         is_result = self.dtype_out == "int32" and self.epilogue.is_identity
         return self.dtype_dot if self.k <= EXACT_INT32_PRODUCTS or is_result else "float32"
+
+    @property
+    def is_only_cast(self) -> bool:
+        """True if the sum, or each of two sums, is cast to the result and nothing else."""
+        return self.epilogue.is_identity and self.pairing != "gated"
+
+    @property
+    def epilogue_op_count(self) -> int:
+        """Vector operations for each element of the result, at a guess: those of the epilogue, with its cast."""
+        return cast_op_count(self.dtype_accumulator, self.dtype_out) if self.is_only_cast else self.epilogue.op_count
 
     def dtype(self, side: Literal["lhs", "rhs"]) -> str:
         """Return the dtype in which an operand is stored."""

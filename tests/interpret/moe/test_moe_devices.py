@@ -14,8 +14,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec as P
 from systolic.compat import interpret_params, races_found
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.moe.permuting import Summing
+from systolic.ops.moe.ring.summing import combined_over_devices
 from systolic.ops.moe.routing import sorted_by_expert
-from systolic.ops.moe.summing import combined_over_devices
 
 DEVICES, D, HERE, K = int(sys.argv[2]), 128, 2, 2
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
@@ -119,7 +119,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 from systolic.compat import interpret_params, races_found
 from systolic.ops.engine.backend import backend_of
-from systolic.ops.moe.ring_hidden import RingHidden
+from systolic.ops.moe.ring.hidden import RingHidden
 from systolic.ops.moe.routing import sorted_by_expert
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 3, 256, 128, 2
@@ -167,13 +167,13 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 from systolic.compat import interpret_params, races_found
 from systolic.ops.engine.backend import backend_of
-from systolic.ops.moe import ring_products
-from systolic.ops.moe.ring_hidden import RingHidden, in_whole_registers
+from systolic.ops.moe.ring import products
+from systolic.ops.moe.ring.hidden import RingHidden, in_whole_registers
 from systolic.ops.moe.routing import sorted_with_values
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 12, 256, 128, 2
 REPEATS = sys.argv[2] == "repeats"
-ring_products._SLAB_COLUMNS = 128  # two tiles of columns
+products._SLAB_COLUMNS = 128  # two tiles of columns
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
 ids = np.minimum(random.geometric(0.1, (tokens, K)) - 1, experts - 1).astype("i")  # some twice by one token
@@ -228,10 +228,10 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 import systolic
 from systolic.compat import interpret_params
-from systolic.ops.moe import ring_products
+from systolic.ops.moe.ring import products
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 4, 256, 128, 2
-ring_products._SLAB_COLUMNS = 128  # two slabs, and two tiles of columns
+products._SLAB_COLUMNS = 128  # two slabs, and two tiles of columns
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
 

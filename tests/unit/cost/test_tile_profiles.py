@@ -143,7 +143,7 @@ def test_a_winner_in_the_store_comes_first(tmp_path: Path) -> None:
         before = systolic.plan(SQUARE, "v6e")
         tiles = Tiles(tile_m=512, tile_k=512, tile_n=512)
         config = KernelConfig(tiles=tiles, subtile_m=512, subtile_n=512, pipeline="manual")
-        # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
+        # Counts of operations are no part of a trial's subject.
         tuned = dataclasses.replace(before.computed, epilogue=Epilogue(op_count=1))
         subject = Subject.here(tuned, "v6e")
         store.keep(subject, Trial(config=config, status="ok", simulated_us=323.4))

@@ -44,7 +44,6 @@ class Product(Computed):
     # Axes of the mesh that are to cut each dimension of the result; None: as the operands say.
     out_cut: tuple[Axes, ...] | None = None
     keeps_lhs: bool = False  # lhs, which a kernel gathers over an axis of the mesh, is the last output too
-    counts_cast: bool = True  # True if the cast to `dtype_out` counts as an operation of the epilogue
 
 
 def spec_of(product: Product, operands: Operands) -> MatmulSpec:
@@ -65,7 +64,7 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
         )
 
     facts = operands.map(fused, operands.sides)
-    counted = epilogue_op_count(product, operands.of_output.map(lambda _: True))
+    counted = _counted(product, operands.of_output.map(lambda _: True))
     spec_type: Callable[..., MatmulSpec] = MatmulSpec
     if product.pairing is not None:
         spec_type = functools.partial(GatedSpec, pairing=product.pairing, side_by_side=product.side_by_side)
@@ -110,13 +109,13 @@ def _prologue(fn: Fn | None, arrays: tuple[Any, ...], args: tuple[FusedOperand, 
 
 
 @functools.lru_cache(maxsize=1024)
-def epilogue_op_count(product: Product, has_operands: Operands) -> OpCount:
-    """Return the operations for each element of the epilogue of a product with these operands."""
+def _counted(product: Product, has_operands: Operands) -> OpCount:
+    """Return the operations for each element of the epilogue of a product with these operands; 0 for a cast alone."""
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
     fact = FusedOperand(rows=True, columns=True, dtype="float32")
     facts: dict[str, Any] = {name: fact for name, is_given in has_operands._asdict().items() if is_given}
     epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
-    if epilogue.is_identity and not product.counts_cast:
+    if epilogue.is_identity and product.pairing != "gated":
         return OpCount(total=0, transcendentals=0)
     sums = 1 if product.pairing in (None, "added") else 2
 

@@ -151,7 +151,6 @@ def _operand_cotangents(
         transpose_rhs=transposes[1],
         functions=factor_functions,
         activation="",
-        counts_cast=False,
         out_cut=None if reduced else cut,
     )
     gradient = replace(gradient, keeps_lhs=dz_left and gathers(gradient, factors))

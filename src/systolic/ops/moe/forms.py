@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from systolic.chips import Chip
 from systolic.kernels.packed_rows import PACKED_DTYPES, SUBLANES
 from systolic.ops.exchange.schedule import ExchangeSchedule, ExchangeSpec
-from systolic.ops.moe.ring_schedule import ScatterSchedule
+from systolic.ops.moe.ring.schedule import ScatterSchedule
 from systolic.ops.moe.schedule import CombineSchedule, CombineSpec, SpreadSchedule, SpreadSpec
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.moe.wire import all_to_all_us, ring_us

@@ -13,17 +13,17 @@ from systolic.ops.engine.backend import Backend, backend_of
 from systolic.ops.engine.derivative import fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
-from systolic.ops.moe.all_to_all import sum_by_all_to_all
+from systolic.ops.moe.all_to_all.layer import sum_by_all_to_all
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp, product
 from systolic.ops.moe.forms import DeviceForm
 from systolic.ops.moe.gathering import spread_of_all_devices
 from systolic.ops.moe.permuting import Summing, combined, spread
 from systolic.ops.moe.plan import faster_form
-from systolic.ops.moe.ring_hidden import RingHidden
+from systolic.ops.moe.ring.hidden import RingHidden
+from systolic.ops.moe.ring.summing import combined_over_devices
 from systolic.ops.moe.routing import sorted_by_expert, sorted_with_values
 from systolic.ops.moe.spec import MoeSpec
-from systolic.ops.moe.summing import combined_over_devices
 
 
 def experts_sum(

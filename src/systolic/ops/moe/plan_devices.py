@@ -5,7 +5,7 @@ from __future__ import annotations
 from systolic.chips import Chip
 from systolic.ops.moe.forms import combine_form, exchange_form, scatter_form, spread_form
 from systolic.ops.moe.plan_parts import MoePart, moved, product_parts
-from systolic.ops.moe.ring_products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
+from systolic.ops.moe.ring.products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.moe.wire import ring_us

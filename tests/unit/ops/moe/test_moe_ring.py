@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from systolic.chips import CHIPS
-from systolic.ops.moe.ring_schedule import WAYS, Field, ScatterSchedule
+from systolic.ops.moe.ring.schedule import WAYS, Field, ScatterSchedule
 from systolic.ops.moe.schedule import CombineSpec
 from systolic.schedule import IllegalTilesError
 from systolic.schedule.buffers import total_bytes

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systolic.ops.exchange.tables import Slices
+from systolic.ops.moe.all_to_all.sending import Sending, arriving_rows, sending
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import GRANULE_TOKENS
-from systolic.ops.moe.sending import Sending, arriving_rows, sending
 
 DEVICES, HERE, TOKENS, TOP_K = 4, 3, 30, 3
 

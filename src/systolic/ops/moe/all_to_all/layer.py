@@ -15,10 +15,10 @@ from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.exchange.exchange import computed
 from systolic.ops.exchange.tables import Slices
+from systolic.ops.moe.all_to_all.sending import arriving_rows, sending
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp
 from systolic.ops.moe.permuting import Summing, combined, spread
-from systolic.ops.moe.sending import arriving_rows, sending
 
 
 def sum_by_all_to_all(call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any]) -> Array:

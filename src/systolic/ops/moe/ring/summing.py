@@ -16,11 +16,11 @@ from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.combining import combine_by_xla, combine_operands, combine_spec
 from systolic.ops.moe.forms import scatter_form
-from systolic.ops.moe.kernel.combine_scatter import combine_scattered
 from systolic.ops.moe.permuting import Summing, combined, weights_of_kept
-from systolic.ops.moe.ring_schedule import ScatterSchedule
+from systolic.ops.moe.ring.kernel.combine_scatter import combine_scattered
+from systolic.ops.moe.ring.scattering import scattered
+from systolic.ops.moe.ring.schedule import ScatterSchedule
 from systolic.ops.moe.routing import Sorted
-from systolic.ops.moe.scattering import scattered
 from systolic.schedule.vmem import vmem_limit
 
 

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.kernels.ring import Act
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.ring_products import RingProductsSpec
+from systolic.ops.moe.ring.products import RingProductsSpec
 
 
 class Travel:

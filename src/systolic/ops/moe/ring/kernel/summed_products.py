@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.kernels.ring import Act, Ring
-from systolic.ops.moe.ring_products import ROW_TILE, ScatterProductsSchedule
+from systolic.ops.moe.ring.products import ROW_TILE, ScatterProductsSchedule
 from systolic.schedule.legality import LANES
 
 

@@ -22,10 +22,10 @@ from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import Walk
-from systolic.ops.moe.kernel.ring_sums import Sends
-from systolic.ops.moe.kernel.summed_products import Block, SummedProducts
-from systolic.ops.moe.ring_products import SUM_STAGES, ScatterProductsSchedule
-from systolic.ops.moe.ring_schedule import WAYS
+from systolic.ops.moe.ring.kernel.summed_products import Block, SummedProducts
+from systolic.ops.moe.ring.kernel.sums import Sends
+from systolic.ops.moe.ring.products import SUM_STAGES, ScatterProductsSchedule
+from systolic.ops.moe.ring.schedule import WAYS
 from systolic.schedule.legality import LANES
 
 

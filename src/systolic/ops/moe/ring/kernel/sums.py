@@ -15,8 +15,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.ring_products import ROW_TILE, SUM_STAGES, ScatterProductsSchedule
-from systolic.ops.moe.ring_schedule import WAYS, Field
+from systolic.ops.moe.ring.products import ROW_TILE, SUM_STAGES, ScatterProductsSchedule
+from systolic.ops.moe.ring.schedule import WAYS, Field
 from systolic.schedule.legality import LANES
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from systolic.chips import Chip
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.kernels.packed_rows import SUBLANES
-from systolic.ops.moe.ring_schedule import MAX_ARRIVALS, ScatterSchedule
+from systolic.ops.moe.ring.schedule import MAX_ARRIVALS, ScatterSchedule
 from systolic.ops.moe.schedule import COPY_CYCLES, REGISTER_CYCLES, CombineSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, legal_sides

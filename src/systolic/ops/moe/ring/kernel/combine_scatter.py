@@ -23,7 +23,7 @@ from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.packed_rows import PackedRows, in_tiles
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.moe.kernel.combine import add_up, fetch_rows, wait_for_rows
-from systolic.ops.moe.ring_schedule import STAGES, Field, ScatterSchedule
+from systolic.ops.moe.ring.schedule import STAGES, Field, ScatterSchedule
 from systolic.ops.moe.schedule import SUMMED_TOKENS, CombineSpec
 from systolic.schedule.legality import LANES
 

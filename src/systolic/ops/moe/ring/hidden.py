@@ -20,10 +20,10 @@ from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.gathering import hops_round_the_ring, of_device, round_the_ring
-from systolic.ops.moe.kernel.ring_products import ring_products
-from systolic.ops.moe.kernel.scatter_products import scatter_products
 from systolic.ops.moe.permuting import tokens_of_rows
-from systolic.ops.moe.ring_products import ROW_TILE, RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
+from systolic.ops.moe.ring.kernel.products import ring_products
+from systolic.ops.moe.ring.kernel.scatter_products import scatter_products
+from systolic.ops.moe.ring.products import ROW_TILE, RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.routing import Sorted
 from systolic.schedule.legality import LANES
 from systolic.schedule.vmem import vmem_limit

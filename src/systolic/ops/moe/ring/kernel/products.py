@@ -26,8 +26,8 @@ from systolic.kernels.launch import from_hbm
 from systolic.kernels.packed_rows import SUBLANES, PackedRows, in_tiles
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.kernel.ring_tokens import Travel
-from systolic.ops.moe.ring_products import ROW_TILE, STAGES, RingProductsSchedule, RingProductsSpec
+from systolic.ops.moe.ring.kernel.tokens import Travel
+from systolic.ops.moe.ring.products import ROW_TILE, STAGES, RingProductsSchedule, RingProductsSpec
 from systolic.schedule.legality import LANES
 
 
