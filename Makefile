@@ -15,7 +15,7 @@ COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py
 # Property tests take many examples; those of the oldest stack are enough.
 NO_PROPERTIES := -m 'not hypothesis and not exhaustive and not slow and not device'
 
-.PHONY: setup demo test test-exhaustive test-all test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
+.PHONY: setup demo bytecode test test-exhaustive test-all test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,10 +31,14 @@ demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with 
 	$(BIN)/systolic ladder all --chip v5e --dtype float32 --sizes $(SIZES) --sweep --plot build/demo
 	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes $(SIZES) --sweep --plot build/demo
 
-test: $(STAMP) ## the quick selection of tests, in minutes; screenshots of pages in build/screenshots
+# Where PYTHONDONTWRITEBYTECODE is set, each of the hundreds of processes that tests start would compile the package.
+bytecode: $(STAMP)
+	@$(BIN)/python -m compileall -q src
+
+test: bytecode ## the quick selection of tests, in minutes; screenshots of pages in build/screenshots
 	SYSTOLIC_SCREENSHOTS="$(CURDIR)/build/screenshots" $(BIN)/python $(PYTEST) $(TESTS)
 
-test-exhaustive: $(STAMP) ## the cases that `make test` leaves out, and property tests with more examples
+test-exhaustive: bytecode ## the cases that `make test` leaves out, and property tests with more examples
 	$(BIN)/python $(PYTEST) -m '(exhaustive or hypothesis) and not slow and not device' \
 	  --hypothesis-profile exhaustive $(TESTS)
 
@@ -50,8 +54,9 @@ test-lowest: ## unit and some compiled tests with the lowest versions that pypro
 	$(PYTHON) -m venv --clear $(VENV)-uv
 	$(VENV)-uv/bin/python -m pip install --quiet uv
 	$(PYTHON) -m venv --clear $(VENV)-lowest
-	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --python $(VENV)-lowest/bin/python \
-	  --editable '.[tpu,dev]'
+	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --compile-bytecode \
+	  --python $(VENV)-lowest/bin/python --editable '.[tpu,dev]'
+	$(VENV)-lowest/bin/python -m compileall -q src
 	# Warnings are no errors here: old versions give some of their own.
 	$(VENV)-lowest/bin/python $(PYTEST) -W default $(NO_PROPERTIES) tests/unit $(COMPILED)
 
