@@ -73,7 +73,7 @@ def covering(cases: Sequence[Sequence[object]], count: int | None = None, *, at_
 
         best = max(range(len(cases)), key=gain)
         chosen.append(best)
-        missing -= held[best]
+        missing.difference_update(held[best])
     return set(chosen) or {0}
 
 
