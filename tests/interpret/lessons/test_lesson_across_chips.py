@@ -1,7 +1,6 @@
 """The steps of the lesson on virtual devices, against float64; late waits are found."""
 
 import pytest
-from virtual_devices import quick_worker
 
 from systolic.chips import chip
 from systolic.compiler import WorkerPool
@@ -11,7 +10,7 @@ from systolic.lessons.on_ring import RingPart, run_virtually
 
 @pytest.fixture(scope="module")
 def pool():
-    with quick_worker() as made:
+    with WorkerPool(max_workers=1, time_limit_s=120) as made:
         yield made
 
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
-from virtual_devices import quick_worker
 
 from systolic.checking.running import run_in_worker
 from systolic.chips import chip
@@ -22,7 +21,7 @@ SPEC = PartitionSpec(RING)
 
 @pytest.fixture(scope="module")
 def pool():
-    with quick_worker() as made:
+    with WorkerPool(max_workers=1, time_limit_s=120) as made:
         yield made
 
 
@@ -66,7 +65,7 @@ def test_small_rings(ways: tuple[int, ...], count: int) -> None:
         (gathered, count * rows, lambda x: jnp.tile(x, (count, 1))),
         (scattered, count * count * rows, lambda x: x.reshape(count, -1, 128).sum(0)),
     ]
-    with quick_worker() as fresh:
+    with WorkerPool(max_workers=1, time_limit_s=120) as fresh:
         for kernel, height, reference in cases:
             fn = ShardedFunction(fn=kernel, mesh=ring_of, in_specs=(SPEC,), out_specs=SPEC)
             task = functools.partial(run_in_worker, reference=reference, seeds=(0, 1))
