@@ -115,7 +115,7 @@ def test_only_a_shape_where_a_value_decides(simulate: Simulate, name: str) -> No
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("name", "sizes"), zip(CHIPS, itertools.cycle([[256] * 4, [700, 0, 1, 323], [0, 0, 1024, 0]]), strict=False)
+    ("name", "sizes"), list(zip(CHIPS, itertools.cycle([[256] * 4, [700, 0, 1, 323], [0, 0, 1024, 0]]), strict=False))
 )
 def test_grouped_product_visits_every_tile_of_every_group(simulate: Simulate, name: str, sizes: list[int]) -> None:
     from jax.experimental.pallas.ops.tpu.megablox import gmm
