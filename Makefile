@@ -13,9 +13,15 @@ CHIPS := v5e,v5p,v6e,v7x
 COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
 	rewriting.py simulate_command.py tune_command.py)
 # Property tests take many examples; those of the oldest stack are enough.
+TRACED_OPS := collective cross_entropy exchange functions gated grouped matmul moe sparse
+define with_newest
+	@if python=$$(.ci/newest-python); then \
+	  $(MAKE) $(1) VENV=$(VENV)-newest PYTHON="$$python" CONSTRAINTS=constraints-newest.txt; \
+	else echo "the newest stack is not tested: there is no Python 3.13 or later here"; fi
+endef
 NO_PROPERTIES := -m 'not hypothesis and not exhaustive and not slow and not device'
 
-.PHONY: setup demo test test-exhaustive test-all test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
+.PHONY: setup demo bytecode test test-exhaustive test-all test-newest setup-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,29 +37,36 @@ demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with 
 	$(BIN)/systolic ladder all --chip v5e --dtype float32 --sizes $(SIZES) --sweep --plot build/demo
 	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes $(SIZES) --sweep --plot build/demo
 
-test: $(STAMP) ## the quick selection of tests, in minutes; screenshots of pages in build/screenshots
+# Where PYTHONDONTWRITEBYTECODE is set, each of the hundreds of processes that tests start would compile the package.
+bytecode: $(STAMP)
+	@$(BIN)/python -m compileall -q src
+
+test: bytecode ## the quick selection of tests, in minutes; screenshots of pages in build/screenshots
 	SYSTOLIC_SCREENSHOTS="$(CURDIR)/build/screenshots" $(BIN)/python $(PYTEST) $(TESTS)
 
-test-exhaustive: $(STAMP) ## the cases that `make test` leaves out, and property tests with more examples
+test-exhaustive: bytecode ## the cases that `make test` leaves out, and property tests with more examples
 	$(BIN)/python $(PYTEST) -m '(exhaustive or hypothesis) and not slow and not device' \
 	  --hypothesis-profile exhaustive $(TESTS)
 
 test-all: test test-exhaustive ## all tests that need neither a device nor patience
 
 test-newest: ## unit, interpret and some compiled tests with the newest Python and JAX, in an environment of its own
-	@if python=$$(.ci/newest-python); then \
-	  $(MAKE) test VENV=$(VENV)-newest PYTHON="$$python" CONSTRAINTS=constraints-newest.txt \
-	    TESTS="$(NO_PROPERTIES) tests/unit tests/interpret $(COMPILED)"; \
-	else echo "the newest stack is not tested: there is no Python 3.13 or later here"; fi
+	$(call with_newest,test TESTS="$(NO_PROPERTIES) tests/unit tests/interpret $(COMPILED)")
+
+setup-newest:
+	$(call with_newest,setup)
 
 test-lowest: ## unit and some compiled tests with the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)-uv
 	$(VENV)-uv/bin/python -m pip install --quiet uv
 	$(PYTHON) -m venv --clear $(VENV)-lowest
-	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --python $(VENV)-lowest/bin/python \
-	  --editable '.[tpu,dev]'
-	# Warnings are no errors here: old versions give some of their own.
-	$(VENV)-lowest/bin/python $(PYTEST) -W default $(NO_PROPERTIES) tests/unit $(COMPILED)
+	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --compile-bytecode \
+	  --python $(VENV)-lowest/bin/python --editable '.[tpu,dev]'
+	$(VENV)-lowest/bin/python -m compileall -q src
+	# Warnings are no errors here: old versions give some of their own. JAX is that of the oldest stack, so tests of what
+	# is traced would repeat `make test`; number formats and the planner use NumPy and ml_dtypes.
+	$(VENV)-lowest/bin/python $(PYTEST) -W default $(NO_PROPERTIES) tests/unit $(COMPILED) \
+	  $(addprefix --ignore=tests/unit/,examples $(addprefix ops/,$(TRACED_OPS)))
 
 packages: ## sdist and wheel, in dist; each is installed with the oldest and the newest stack, and compiles a product
 	PYTHON="$(PYTHON)" .ci/packages

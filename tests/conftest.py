@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from quick_compilation import compile_quickly
+from quick_compilation import compile_quickly, quick_flags
 from selection import mark_exhaustive, register_profiles
 from warm_workers import WarmWorkers
 
@@ -59,7 +59,11 @@ def _quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
 
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        if _folder(request) == "interpret":  # whose workers compile nothing for a TPU either
+            patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+            patch.setenv("XLA_FLAGS", quick_flags())
+        yield
     jax.config.update("jax_disable_most_optimizations", before)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -113,8 +114,9 @@ def test_only_a_shape_where_a_value_decides(simulate: Simulate, name: str) -> No
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", CHIPS)
-@pytest.mark.parametrize("sizes", [[256] * 4, [700, 0, 1, 323], [0, 0, 1024, 0]])
+@pytest.mark.parametrize(
+    ("name", "sizes"), list(zip(CHIPS, itertools.cycle([[256] * 4, [700, 0, 1, 323], [0, 0, 1024, 0]]), strict=False))
+)
 def test_grouped_product_visits_every_tile_of_every_group(simulate: Simulate, name: str, sizes: list[int]) -> None:
     from jax.experimental.pallas.ops.tpu.megablox import gmm
 
@@ -356,6 +358,6 @@ def prefetch_listings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("start", range(0, 300, 60))
+@pytest.mark.parametrize("start", [0, 60, *(pytest.param(start, marks=pytest.mark.slow) for start in (120, 180, 240))])
 def test_a_garbled_listing_is_an_error_or_a_result(prefetch_listings: dict[str, str], start: int) -> None:
     check_damages(prefetch_listings, chip("v6e"), range(start, start + 60))

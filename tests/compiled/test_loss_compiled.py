@@ -16,6 +16,7 @@ M, K, N = 4096, 128, 8200  # two tiles of rows; a vocabulary that ends in the mi
 
 
 @pytest.mark.exhaustive
+@pytest.mark.paired
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["forward", "gradients"])
 @pytest.mark.parametrize("name", ["v4", "v5e", "v5p", "v6e", "v7x"])

@@ -18,8 +18,7 @@ TOKENS, EXPERTS, F = 200, 8, 256
 
 # 1,152 columns are a register of eight tiles and one tile; 320 are not whole tiles.
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("d", "dtype"), [(1152, "bfloat16"), (320, "float32")])
-@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+@pytest.mark.parametrize(("chip", "d", "dtype"), [("v5e", 1152, "bfloat16"), ("v6e", 320, "float32")])
 def test_kernels_move_rows_forward_and_backward(chip: str, d: int, dtype: str) -> None:
     def loss(*given: Any) -> jax.Array:
         return (systolic.moe(*given, top_k=2).astype(jnp.float32) ** 2).sum()

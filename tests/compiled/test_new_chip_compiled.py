@@ -56,7 +56,8 @@ def told(house: Path, *command: str) -> dict[str, object]:
         [sys.executable, "-m", "systolic", *command, "--json", "-", "--quiet"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(house), "JAX_PLATFORMS": "cpu"},
+        # One of the commands compiles the copy's files for all.
+        env={**os.environ, "PYTHONPATH": str(house), "PYTHONDONTWRITEBYTECODE": "", "JAX_PLATFORMS": "cpu"},
         check=False,
     )
     assert done.returncode == 0, done.stderr

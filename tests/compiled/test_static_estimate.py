@@ -27,7 +27,6 @@ from systolic.compiler import WorkerPool, abstract_arguments, compile_function
 from systolic.simulator import OpRun, PreparedProgram
 from systolic.timing import prepare_program, target_of
 
-CHIPS = ["v5e", "v5p", "v6e", "v7x"]
 FOLDER = "SYSTOLIC_TEST_STATIC_PROFILES"
 
 
@@ -82,7 +81,9 @@ def operations(prepared: PreparedProgram, known: Chip) -> dict[str, OpRun]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", CHIPS)
+@pytest.mark.parametrize(
+    "name", ["v5e", "v7x", *(pytest.param(name, marks=pytest.mark.slow) for name in ("v5p", "v6e"))]
+)
 def test_products_without_a_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = chip(name)
     monkeypatch.setenv(FOLDER, str(tmp_path))

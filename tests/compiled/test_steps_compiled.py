@@ -28,7 +28,6 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[StepRun]:
     return [StepRun.from_json(json.dumps(row["run"])) for row in json.loads(file.read_text())["rows"]]
 
 
-@pytest.mark.exhaustive
 def test_the_parts_of_a_step_are_its_whole_time(predicted: list[StepRun]) -> None:
     run, _ = predicted
     assert (run.devices, run.topology, run.tokens) == (4, "2x2", 4 * 2 * 64)
@@ -42,7 +41,6 @@ def test_the_parts_of_a_step_are_its_whole_time(predicted: list[StepRun]) -> Non
     assert passes["optimizer"] == {"update"}
 
 
-@pytest.mark.exhaustive
 def test_rates_follow_from_the_time(predicted: list[StepRun]) -> None:
     run, _ = predicted
     assert run.tokens_per_s_per_device == pytest.approx(run.tokens / 4 / run.time_us * 1e6)

@@ -1,10 +1,11 @@
-"""The quick selection of `make test`: a few cases of large products; `make test-exhaustive` runs the others."""
+"""The quick selection of `make test`, a few cases of large products, and that of `make test-exhaustive`."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import hypothesis
 import pytest
@@ -29,37 +30,50 @@ def examples(count: int) -> int:
 
 
 def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
-    """Mark the cases of tests marked `sampled` that the quick selection leaves out."""
+    """Mark the cases of tests marked `paired` that `make test-exhaustive` leaves out, and of `sampled` `make test`."""
+    for _, functions in _cases(items, "paired"):
+        _mark_others(functions, pytest.mark.slow, covering([_values(function) for function in functions], at_once=2))
+    for count, functions in _cases(items, "sampled"):
+        chosen = covering([_values(function) for function in functions], *count)
+        _mark_others(functions, pytest.mark.exhaustive, chosen)
+
+
+def _cases(items: Sequence[pytest.Item], name: str) -> Iterator[tuple[tuple[int, ...], list[pytest.Function]]]:
+    """Yield the cases of each test that bears the marker, but for slow ones, and the arguments of the marker."""
     cases: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        is_chosen_from = item.get_closest_marker("sampled") and not item.get_closest_marker("slow")
-        if isinstance(item, pytest.Function) and is_chosen_from:
+        if isinstance(item, pytest.Function) and item.get_closest_marker(name) and not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for functions in cases.values():
-        marker = functions[0].get_closest_marker("sampled")
+        marker = functions[0].get_closest_marker(name)
         assert marker is not None
-        chosen = covering([_values(function) for function in functions], *marker.args)
-        for position, function in enumerate(functions):
-            if position not in chosen:
-                function.add_marker(pytest.mark.exhaustive)
+        yield marker.args, functions
 
 
-def covering(cases: Sequence[Sequence[object]], count: int | None = None) -> set[int]:
+def _mark_others(functions: Sequence[pytest.Function], marker: pytest.MarkDecorator, chosen: set[int]) -> None:
+    for position, function in enumerate(functions):
+        if position not in chosen:
+            function.add_marker(marker)
+
+
+def covering(cases: Sequence[Sequence[object]], count: int | None = None, *, at_once: int = 1) -> set[int]:
     """Return the positions of cases that hold each value of each parameter at least once, greedily few.
 
-    Only the first `count` of them where that is fewer; among equals, cases that are far from the chosen ones.
+    With `at_once` of two, each pair of values of two parameters. Only the first `count` of them where that is fewer;
+    among equals, cases that are far from the chosen ones.
     """
-    missing = {pair for case in cases for pair in enumerate(case)}
+    held = [set(itertools.combinations(enumerate(case), at_once)) for case in cases]
+    missing = set().union(*held)
     chosen: list[int] = []
     while missing and (count is None or len(chosen) < count):
 
         def gain(position: int) -> tuple[int, int, int]:
             distance = min((abs(position - other) for other in chosen), default=0)
-            return len(missing.intersection(enumerate(cases[position]))), distance, -position
+            return len(missing & held[position]), distance, -position
 
         best = max(range(len(cases)), key=gain)
         chosen.append(best)
-        missing.difference_update(enumerate(cases[best]))
+        missing.difference_update(held[best])
     return set(chosen) or {0}
 
 

@@ -141,11 +141,6 @@ def test_late_devices_change_nothing(tmp_path: Path, delayed: list[int]) -> None
 
 
 @pytest.mark.exhaustive
-def test_rows_in_parts_are_exact_and_have_no_race(tmp_path: Path) -> None:
-    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps([IN_PARTS]), "[]", devices=5)
-
-
-@pytest.mark.exhaustive
 def test_a_part_in_the_place_of_the_one_before_is_found(tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "one place", json.dumps([IN_PARTS]), "[]", devices=5)
 

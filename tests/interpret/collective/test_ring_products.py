@@ -112,7 +112,10 @@ def reference(x, up, bias, down):
 arrays = normal(52, 128), normal(128, 512), normal(512), normal(512, 128)
 tangents = tuple(map(jnp.ones_like, arrays))
 loss = lambda multiply, *arrays: (multiply(*arrays) ** 2).sum()
-expected = jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3))(*arrays)
+wanted_gradient = jax.jit(jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3)))
+second = lambda gradient: jax.jit(jax.grad(lambda x: (gradient(x, *arrays[1:])[1] ** 2).sum()))(arrays[0])
+expected, wanted_second = wanted_gradient(*arrays), second(wanted_gradient)
+wanted_tangent = jax.jit(functools.partial(jax.jvp, reference))(arrays, tangents)
 runs = [(mlp, "xla", True), (mlp, "xla", False), (mlp, interpret_params(uninitialized_memory="nan"), False)]
 runs += [(summed, "xla", True), (summed, "xla", False), (mlp, None, True), (summed, None, True)]  # None: XLA is faster
 for layers, implementation, checked in runs:
@@ -120,10 +123,8 @@ for layers, implementation, checked in runs:
     gradient = jax.grad(functools.partial(loss, multiply), argnums=(0, 1, 2, 3))
     close(jax.jit(gradient)(*arrays), expected)
     if implementation in ("xla", None):
-        close(jax.jit(functools.partial(jax.jvp, multiply))(arrays, tangents), jax.jvp(reference, arrays, tangents))
-        second = lambda gradient: jax.grad(lambda x: (gradient(x, *arrays[1:])[1] ** 2).sum())(arrays[0])
-        wanted = second(jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3)))
-        close(jax.jit(lambda: second(gradient))(), wanted)
+        close(jax.jit(functools.partial(jax.jvp, multiply))(arrays, tangents), wanted_tangent)
+        close(second(gradient), wanted_second)
         batched = jax.vmap(multiply, in_axes=(0, None, None, None))
         both = jax.jit(batched)(jnp.stack([arrays[0], 2 * arrays[0]]), *arrays[1:])
         close(both[1], reference(2 * arrays[0], *arrays[1:]))

@@ -32,7 +32,8 @@ def close(values, wanted):
     for one, other in zip(jax.tree.leaves(values), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * float(abs(np.asarray(other)).max()))
 
-wanted = jax.value_and_grad(functools.partial(loss, "xla"), argnums=(0, 1))(x, w, labels)
+# Compiled as a whole: one by one, its operations take longer.
+wanted = jax.jit(jax.value_and_grad(functools.partial(loss, "xla"), argnums=(0, 1)))(x, w, labels)
 ours = jax.value_and_grad(functools.partial(loss, by), argnums=(0, 1))
 # Tokens; the vocabulary; both; features, as FSDP cuts them.
 cuts = {
@@ -57,7 +58,7 @@ if by is None:
         return jax.jvp(gradients, (x, w), (x, w))
 
     given = put(mesh, x, "x"), put(mesh, w, None, "y"), put(mesh, labels, "x")
-    close(jax.jit(functools.partial(change, by))(*given), change("xla", x, w, labels))
+    close(jax.jit(functools.partial(change, by))(*given), jax.jit(functools.partial(change, "xla"))(x, w, labels))
 
     # Each device has the loss of its tokens; weights are the same on all, and JAX sums their gradients.
     manual = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
@@ -76,7 +77,7 @@ if by is None:
             x, w, labels, ignore_index=-1, reduction="sum", precision="highest", implementation="xla"
         )
 
-    both = [jax.value_and_grad(fn, argnums=(0, 1))(x, w, labels) for fn in (total, whole)]
+    both = [jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))(x, w, labels) for fn in (total, whole)]
     close(*both)
 """
 

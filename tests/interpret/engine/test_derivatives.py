@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,7 @@ CASES: dict[str, tuple[Fn, Fn, tuple[tuple[int, ...], ...]]] = {
 }
 
 
+@functools.partial(jax.jit, static_argnums=0)  # their operations one by one take three times as long to compile
 def derivatives(fn: Fn, operands: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
     """First and second derivatives: forward, reverse, forward over reverse and reverse over forward."""
     everything = tuple(range(len(operands)))

@@ -51,6 +51,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.exhaustive
+@pytest.mark.paired
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("form", FORMS)
@@ -131,6 +132,7 @@ def coded(name: str) -> tuple[systolic.Quantized, np.ndarray]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.paired
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

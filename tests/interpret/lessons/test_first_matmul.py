@@ -30,6 +30,7 @@ def evaluation_error(exact: np.ndarray, dtype_out: str) -> float:
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.paired
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def run(name: str, spec: MatmulSpec, tiles: Tiles, interpret: object) -> Callabl
 
 
 @pytest.mark.sampled
+@pytest.mark.paired
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", RUNGS)

@@ -15,7 +15,12 @@ def pool():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", PRODUCTS, ids=lambda part: part.name)
+@pytest.mark.parametrize(
+    "part",
+    # Half of both ways is one way.
+    [pytest.param(part, marks=pytest.mark.slow if "one way" in part.name else ()) for part in PRODUCTS],
+    ids=lambda part: part.name,
+)
 def test_on_eight_devices(pool: WorkerPool, part: RingPart) -> None:
     outcome = run_virtually(pool, part, chip("v5e")).result()
     rules = {finding.rule for finding in outcome.findings if finding.grade == "error"}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_compilation import QUICK_FLAGS
 
 from systolic.lessons.ladder import RUNGS, rungs
 
@@ -60,7 +61,7 @@ def test_a_pasted_rung(name: str, tmp_path: Path) -> None:
     if rung.cut == "whole":
         use = use.replace("jnp.ones((300, 256))", "jnp.ones((256, 256))")
     (tmp_path / "use.py").write_text(use, "utf-8")
-    environment = {"JAX_PLATFORMS": "cpu", "PATH": ""}
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": QUICK_FLAGS, "PATH": ""}
     done = subprocess.run(
         [sys.executable, "use.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

@@ -142,6 +142,7 @@ def test_pieces_of_operands_that_are_stored_transposed(transposes: tuple[bool, b
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.paired
 @pytest.mark.parametrize(
     "how",
     [

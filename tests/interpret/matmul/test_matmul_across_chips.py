@@ -52,9 +52,9 @@ with mock.patch.object(across_chips, "chosen", kernel):
             wide = tuple(np.asarray(array, np.float64) for array in arrays)
             by_float64 = functools.partial(reference, residual)
             wanted = jax.jit(by_float64)(*wide)
-            gradients = jax.grad(functools.partial(loss, by_float64), argnums=every)(*wide)
+            gradients = jax.jit(jax.grad(functools.partial(loss, by_float64), argnums=every))(*wide)
             tangents = tuple(map(np.ones_like, wide))
-            tangent = jax.jvp(by_float64, wide, tangents)
+            tangent = jax.jit(functools.partial(jax.jvp, by_float64))(wide, tangents)
         chosen.clear()
         out = jax.jit(layer)(*operands)
         assert chosen == kinds, chosen

@@ -45,7 +45,7 @@ with mock.patch.object(across_chips, "chosen", kernel):
             wide = tuple(np.asarray(array, np.float64) for array in arrays)
             by_float64 = functools.partial(reference, residual)
             wanted = jax.jit(by_float64)(*wide)
-            gradients = jax.grad(functools.partial(loss, by_float64), argnums=every)(*wide)
+            gradients = jax.jit(jax.grad(functools.partial(loss, by_float64), argnums=every))(*wide)
         kinds.clear()
         out = jax.jit(fn)(*operands)
         assert kinds == ["gather", "scatter"], kinds

@@ -50,7 +50,7 @@ with mock.patch.object(across_chips, "chosen", kernel):
         with jax.enable_x64(True):
             wide = tuple(np.asarray(array, np.float64) for array in arrays)
             wanted = jax.jit(reference)(*wide)
-            gradients = jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3))(*wide)
+            gradients = jax.jit(jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3)))(*wide)
         kinds.clear()
         out = jax.jit(layer)(*operands)
         assert kinds == forward, kinds

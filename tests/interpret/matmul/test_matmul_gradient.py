@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,7 @@ CASES = [
 def test_gradients_are_xlas(stack: str, inputs: str, transpose_lhs: bool, transpose_rhs: bool) -> None:
     arrays, static = case(stack, inputs, transpose_lhs, transpose_rhs)
     weights = normal(24, 50, seed=7)
-    wanted = jax.grad(loss_of(lambda a: plain(a, **static), weights))(arrays)
+    wanted = jax.jit(jax.grad(loss_of(lambda a: plain(a, **static), weights)))(arrays)
     for implementation in ("interpret", "xla"):
         slope = jax.jit(jax.grad(loss_of(lambda a, by=implementation: call(a, by, **static), weights)))
         assert_same(slope(arrays), wanted, 4e-6)
@@ -178,8 +179,11 @@ def test_gradients_of_batches_and_vectors(lhs: tuple[int, ...], rhs: tuple[int, 
     arrays["residual"] = normal(*shape[-2:])
     weights = normal(*shape, seed=7)
     static = {"activation": "gelu", "lhs_fn": sine}
-    wanted = jax.grad(loss_of(lambda a: plain(a, **static), weights))(arrays)
-    assert_same(jax.grad(loss_of(lambda a: call(a, "interpret", **static), weights))(arrays), wanted, 4e-6)
+    wanted, found = (
+        jax.jit(jax.grad(loss_of(functools.partial(fn, **static), weights)))(arrays)
+        for fn in (plain, functools.partial(call, implementation="interpret"))
+    )
+    assert_same(found, wanted, 4e-6)
 
 
 def test_integers_have_no_gradient() -> None:

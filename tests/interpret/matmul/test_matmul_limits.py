@@ -73,8 +73,10 @@ def matmul(lhs: np.ndarray, rhs: np.ndarray, **keywords: Any) -> jax.Array:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("form", ["plain", "transposed", "staged"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [(kind, form) for n, kind in enumerate(KINDS) for form in ("staged", "plain" if n % 2 else "transposed")],
+)
 def test_extreme_numbers(kind: str, form: str) -> None:
     """In lhs, in rhs, and in both. Elsewhere they meet powers of two, so that nothing is rounded there."""
     dtype_lhs, dtype_rhs, precision = KINDS[kind]

@@ -43,8 +43,10 @@ def summed(
 # 300 tokens are three granules of 128, the last one ragged. 1,152 columns are a register of eight tiles and one tile;
 # 100 are none.
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("tokens", "top_k", "d"), [(300, 2, 1152), (5, 8, 256), (130, 1, 100)])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "d", "dtype"),
+    [(300, 2, 1152, "bfloat16"), (5, 8, 256, "bfloat16"), (5, 8, 256, "float32"), (130, 1, 100, "float32")],
+)
 def test_sums_are_those_of_float64(tokens: int, top_k: int, d: int, dtype: str) -> None:
     ids = RANDOM.integers(-1, 9, (tokens, top_k))
     weights = RANDOM.random(ids.shape).astype(np.float32)

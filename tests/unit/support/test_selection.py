@@ -21,6 +21,15 @@ def test_a_count_limits_them_and_spreads_them() -> None:
     assert covering([[]]) == {0}
 
 
+def test_each_pair_is_chosen_once() -> None:
+    cases = list(itertools.product("abc", range(4), (False, True)))
+    chosen = [cases[position] for position in covering(cases, at_once=2)]
+    assert len(chosen) == 12
+    for left, right in itertools.combinations(range(3), 2):
+        assert {(case[left], case[right]) for case in chosen} == {(case[left], case[right]) for case in cases}
+    assert covering([[1], [2]], at_once=2) == {0}
+
+
 @pytest.mark.parametrize(("profile", "expected"), [("exhaustive", [2, 120]), ("quick", [2, 30])])
 def test_profiles_differ_in_their_examples(monkeypatch: pytest.MonkeyPatch, profile: str, expected: list[int]) -> None:
     monkeypatch.setattr(type(settings), "default", settings.get_profile(profile), raising=False)

@@ -105,6 +105,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 )
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 5, 3), (5, 0, 3), (5, 3, 0), (1, 0, 1), (0, 0, 0)])
 @pytest.mark.sampled
+@pytest.mark.paired
 def test_any_size_may_be_zero(kind: str, quantized_rows: bool, m: int, k: int, n: int) -> None:
     """With k = 0, JAX raised `ZeroDivisionError: integer modulo by zero`. An empty sum is 0."""
     x = jnp.ones((m, k))
