@@ -13,13 +13,15 @@ CHIPS := v5e,v5p,v6e,v7x
 COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
 	rewriting.py simulate_command.py tune_command.py)
 # Property tests take many examples; those of the oldest stack are enough.
+NO_PROPERTIES := -m 'not hypothesis and not exhaustive and not slow and not device'
+# Their unit tests trace with JAX, which is the same in the lowest versions and on the oldest stack.
 TRACED_OPS := collective cross_entropy exchange functions gated grouped matmul moe sparse
+
 define with_newest
 	@if python=$$(.ci/newest-python); then \
 	  $(MAKE) $(1) VENV=$(VENV)-newest PYTHON="$$python" CONSTRAINTS=constraints-newest.txt; \
 	else echo "the newest stack is not tested: there is no Python 3.13 or later here"; fi
 endef
-NO_PROPERTIES := -m 'not hypothesis and not exhaustive and not slow and not device'
 
 .PHONY: setup demo bytecode test test-exhaustive test-all test-newest setup-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
 
@@ -63,8 +65,7 @@ test-lowest: ## unit and some compiled tests with the lowest versions that pypro
 	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --compile-bytecode \
 	  --python $(VENV)-lowest/bin/python --editable '.[tpu,dev]'
 	$(VENV)-lowest/bin/python -m compileall -q src
-	# Warnings are no errors here: old versions give some of their own. JAX is that of the oldest stack, so tests of what
-	# is traced would repeat `make test`; number formats and the planner use NumPy and ml_dtypes.
+	# Warnings are no errors here: old versions give some of their own.
 	$(VENV)-lowest/bin/python $(PYTEST) -W default $(NO_PROPERTIES) tests/unit $(COMPILED) \
 	  $(addprefix --ignore=tests/unit/,examples $(addprefix ops/,$(TRACED_OPS)))
 
