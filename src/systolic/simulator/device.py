@@ -43,8 +43,8 @@ class DeviceModel:
         """Build the cores of a device.
 
         `spans` are kept on each core's timeline, `others` are the other devices of a slice, and `identities` each
-        core's words of scalar memory that identify its device; may be empty. `rounds` are of all devices' loops; None: all
-        are executed.
+        core's words of scalar memory that identify its device; may be empty. `rounds` are of all devices' loops; None:
+        all are executed.
         """
         chip = setup.chip
         numbers = range(chip.cores_per_device)

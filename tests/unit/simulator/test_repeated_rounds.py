@@ -62,7 +62,11 @@ def test_rounds_that_repeat_are_skipped(skipped: list[int], body: tuple[str, ...
 def test_a_round_s_number_may_go_anywhere_but_into_decisions(skipped: list[int]) -> None:
     # It is stored and added up, and an operation copies to a place by it, as to a layer's part of an array.
     kept = ("%4 = sst [smem:[#allocation7]] %s2_s1", "%s8_s8 = sld [smem:[#allocation7]]")
-    total = ("%s5_s5 = sld [smem:[#allocation6]]", "%s6_s6 = sadd.s32 3, %s5_s5", "%4 = sst [smem:[#allocation6]] %s6_s6")
+    total = (
+        "%s5_s5 = sld [smem:[#allocation6]]",
+        "%s6_s6 = sadd.s32 3, %s5_s5",
+        "%4 = sst [smem:[#allocation6]] %s6_s6",
+    )
     place = (OPERAND, "%s6_s6 = sshll.u32 %s7_s1, 9", "%7 = dma.hbm_to_vmem %s6_s6, 128, %s92_s92, [#allocation8]")
     both_ways(*place, *copied(128)[1:], around=(*kept, *total))
     assert len(skipped) == 2

@@ -131,7 +131,7 @@ class HbmPipe:
     def rounds_later(self, round_cycles: int, rounds: int) -> tuple[int, float] | None:
         """Return the period and the busy cycles in it after some more rounds like the recorded one.
 
-        None: a period begins slowly, or nearly so, or it is not known.
+        None: a period begins slowly, or nearly so, or did in that round.
         """
         if self._constant_rate is not None:
             return self._period, self.busy_cycles
@@ -208,7 +208,7 @@ class HbmPipe:
                 self._period, self._slow = period, slow
             self.busy_cycles = busy_cycles
         if self._round is not None:
-            if alone._busy_times is None:
+            if alone._busy_times is None or self._slow:
                 self._round = None
             else:
                 self._round[1].extend(alone._busy_times, time)
@@ -227,6 +227,8 @@ class HbmPipe:
             self._busy_times.add(begin, end)
         if self._round is not None:
             self._round[1].add(begin, end)
+            if self._slow:
+                self._round = None
 
     def _at(self, time: float) -> tuple[int, bool]:
         """Return the period of a time, and whether it begins slowly."""

@@ -109,9 +109,7 @@ class RepeatedRounds:
             return jump
         if at is None or jump.probe is not at.probe:
             return jump.settled()
-        at.continues = [
-            continues and taken is back for continues, taken in zip(at.continues, jump.values, strict=True)
-        ]
+        at.continues = [continues and taken is back for continues, taken in zip(at.continues, jump.values, strict=True)]
         return jump.values[0]
 
     def next(self, core: int, loop: int, time: int, iterations: int, registers: Registers) -> Registers:
@@ -160,8 +158,8 @@ class RepeatedRounds:
         rounds = last - 1
         if rounds < 1:
             return
-        periods = [pipe.rounds_later(at.cycles, rounds) for pipe in self._pipes]
-        if None in periods:
+        periods = [period for pipe in self._pipes if (period := pipe.rounds_later(at.cycles, rounds)) is not None]
+        if len(periods) < len(self._pipes):
             return
         for pipe, period in zip(self._pipes, periods, strict=True):
             pipe.skip(at.cycles * rounds, period)
@@ -170,9 +168,7 @@ class RepeatedRounds:
 
     # ---- one program ----
 
-    def _begin(
-        self, at: _Loop, mine: _AtCore, core: RoundCore, iterations: int, registers: Registers
-    ) -> Registers:
+    def _begin(self, at: _Loop, mine: _AtCore, core: RoundCore, iterations: int, registers: Registers) -> Registers:
         if at.probed_from is None:
             mine.registers, mine.words = registers, dict(core.words)
         elif mine.rounds == at.probed_from:

@@ -1,15 +1,15 @@
 """The whole state of a simulation at one moment, as a list that can be compared with another moment's.
 
-Everything that is reached from the programs, the devices and the links is read, attribute by attribute. Times count
-from a base; those that are past are equivalent. What only records, or only remembers, is left out by name: `_LEFT_OUT`.
-All else has to be equal, so that an attribute that this module does not know at worst makes two moments differ.
+Everything that is reached from the programs, the devices and the links is read: `_READ`. Times count from a base; those
+that are past are equivalent. An object of an unknown class has to be the same one in both moments.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any
@@ -48,7 +48,7 @@ _TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_s
 # Of suspended functions and of closures.
 _TIME_VARIABLES = frozenset({"t", "time", "end", "turn"})
 _FRAMES: Mapping[str, tuple[str, ...]] = {
-    **{name: () for name in ("Core.run", "Core._inside", "Core._call", "Core._execution", "Sequencer.run")},
+    **dict.fromkeys(("Core.run", "Core._inside", "Core._call", "Core._execution", "Sequencer.run"), ()),
     "Meeting.together": ("turn", "arrival"),
     "_Lookup.outcome": ("self", "changes"),
 }
@@ -58,13 +58,11 @@ _MAX_CONTENTS = 64  # words; of longer contents the identity counts
 _DIGITS = 6  # sums of rates and times differ in the last ones
 
 
+@dataclass(slots=True)
 class Word:
     """A word of a program: in two rounds that do the same it may differ."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 State = list[Any]
@@ -191,13 +189,13 @@ class _Reader:
 
     def _object(self, value: Any, kind: type) -> None:
         name = kind.__name__
-        special = getattr(self, f"_read{name.strip('_').lower()}", None)
+        special = _READERS.get(name)
         if name in _READ:
             self.state.append(name)
             for attribute in (*_READ[name], *(_READ["Network"] if name == "PatternNetwork" else ())):
                 self.read(getattr(value, attribute), attribute)
         elif special is not None:
-            special(value)
+            special(self, value)
         elif kind is FunctionType:
             self.state.append(value.__code__)
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -225,12 +223,14 @@ class _Reader:
         else:
             self.read(value)
 
-    def _generator(self, generator: Generator[Any, Any, Any] | None) -> None:
+    def _generator(self, generator: Iterator[Any] | None) -> None:
         """Read a suspended program, and those that it has called."""
         while generator is not None:
-            if not isinstance(generator, GeneratorType) or generator.gi_running or generator.gi_frame is None:
-                running = isinstance(generator, GeneratorType) and generator.gi_running
-                self.state.append("runs" if running else "ended" if isinstance(generator, GeneratorType) else generator)
+            if not isinstance(generator, GeneratorType):
+                self.state.append(generator)
+                return
+            if generator.gi_running or generator.gi_frame is None:
+                self.state.append("running" if generator.gi_running else "ended")
                 return
             frame = generator.gi_frame
             code, names = frame.f_code, frame.f_locals
@@ -249,12 +249,12 @@ class _Reader:
 
     # ---- objects that are read in another way ----
 
-    def _readflag(self, flag: Any) -> None:
+    def flag(self, flag: Any) -> None:
         landed = [amount for time, amount in flag.landing if time <= self._past]
         self.state += (flag.count + sum(landed), flag.label, tuple(flag.waiting))
         self.state += ((time - self._base, amount) for time, amount in flag.landing if time > self._past)
 
-    def _readmailboxes(self, mailboxes: Any) -> None:
+    def mailboxes(self, mailboxes: Any) -> None:
         for box in mailboxes._boxes:
             self.state.append(len(box))
             for time, value in box:
@@ -262,28 +262,38 @@ class _Reader:
                 self.word(value)
         self.read(mailboxes._waited)
 
-    def _readmeeting(self, meeting: Any) -> None:
+    def meeting(self, meeting: Any) -> None:
         self.read(meeting._arrivals)
         self.read(meeting._expected)
         for name, (core, time) in meeting._before.items():
             self.state += (name, core)
             self.time(time)
 
-    def _readsequencer(self, sequencer: Any) -> None:
+    def sequencer(self, sequencer: Any) -> None:
         self.state.append(sequencer._translation)
         for value in sequencer._passed.values():
             self.word(value)
         self.read(sequencer._assumption)
 
-    def _readoperation(self, operation: Any) -> None:
+    def operation(self, operation: Any) -> None:
         self.state += (operation.closed, operation.follows_links)  # executions only spare others
 
-    def _readmxus(self, mxus: Any) -> None:
+    def mxus(self, mxus: Any) -> None:
         self.state.append(mxus.state_at(self._past))
 
-    def _readmemory(self, memory: Any) -> None:
+    def memory(self, memory: Any) -> None:
         for address in sorted(memory.scalar_words):
             self.state.append(address)
             self.word(memory.scalar_words[address])
         self.read(memory._buffers)
 
+
+_READERS: Mapping[str, Callable[[_Reader, Any], None]] = {
+    "Flag": _Reader.flag,
+    "Mailboxes": _Reader.mailboxes,
+    "Meeting": _Reader.meeting,
+    "Memory": _Reader.memory,
+    "Mxus": _Reader.mxus,
+    "Sequencer": _Reader.sequencer,
+    "_Operation": _Reader.operation,
+}
