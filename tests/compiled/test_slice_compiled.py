@@ -20,6 +20,7 @@ from slice_programs import (
     BLOCK,
     BLOCK_BYTES,
     SOME,
+    compiled,
     function_of,
     link_bytes,
     next_one,
@@ -30,6 +31,7 @@ from systolic.chips import SliceShape, chip
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.simulator.errors import DeadlockError
 from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
+from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.slice.routes import Routes
 from systolic.timing import prepare_program, target_of
 
@@ -166,3 +168,21 @@ def test_looking_calls_up_changes_nothing(pool, monkeypatch: pytest.MonkeyPatch,
     ]
     assert runs[0] == runs[1]
     assert any(found)
+
+
+@pytest.mark.parametrize("one_for_all", [False, True], ids=["all devices", "one for all"])
+@pytest.mark.parametrize(("name", "topology"), [("v5p", "2x2x1"), ("v6e", "2x2")])
+def test_skipping_rounds_changes_nothing(
+    pool, monkeypatch: pytest.MonkeyPatch, name: str, topology: str, one_for_all: bool
+) -> None:
+    skipped, skip = list[int](), RepeatedRounds._skip
+
+    def noted(self: RepeatedRounds, at: Any) -> None:
+        skip(self, at)
+        skipped.append(at.skipped)
+
+    monkeypatch.setattr(RepeatedRounds, "_skip", noted)
+    simulated = compiled(pool, "collective-permute in a loop", name, topology)
+    assert simulated(one_for_all=one_for_all) == simulated(one_for_all=one_for_all, remember=False)
+    assert skipped
+    assert min(skipped) > 0

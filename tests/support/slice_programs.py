@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ def around(x: jax.Array) -> jax.Array:
     def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
         return jnp.tanh(next_one(x) @ jnp.ones((128, 128))), None
 
-    return lax.scan(layer, x, None, length=8)[0]
+    return lax.scan(layer, x, None, length=24)[0]
 
 
 # Some devices send, some do not, some receive: XLA looks such permutations up in a table.
@@ -87,13 +88,18 @@ def on_tensor_cores(chip_name: str) -> Chip:
 
 
 def simulated(pool: WorkerPool, name: str, chip_name: str, extents: str, **options: Any) -> SliceRun:
+    return compiled(pool, name, chip_name, extents)(**options)
+
+
+def compiled(pool: WorkerPool, name: str, chip_name: str, extents: str) -> Callable[..., SliceRun]:
+    """Compiles a collective; returns what simulates it with options of `run_slice`."""
     known = on_tensor_cores(chip_name)
     shape = SliceShape.parse(known, extents)
     devices = len(shape.devices)
     fn, argument = function_of(name, devices * devices if name.endswith("reduce-scatter") else devices)
     program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
     prepared = prepare_program(program, known)
-    return prepared.run_slice(shape, program.assignment, chip=known, **options)
+    return functools.partial(prepared.run_slice, shape, program.assignment, chip=known)
 
 
 def link_bytes(run: SliceRun) -> dict[tuple[int, int], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from systolic.simulator.assumptions import Assumption
 from systolic.simulator.core_parts import Activation, CoreParts, DeviceParts, Passed, Progress
@@ -15,16 +16,18 @@ from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.executed_alone import CoreCall, Execution
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
-from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES, Contents, Memory, Words
+from systolic.simulator.hardware.memory import ROW_BYTES, Memory, Words
 from systolic.simulator.hardware.mxu import Mxus
+from systolic.simulator.hardware.round_words import present
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
 from systolic.simulator.op_totals import OpTotals
+from systolic.simulator.operands import Operands
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.repeated_calls import Outcome
 from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Sequencer
-from systolic.simulator.translating.names import ALLOCATION_SPAN, parameter_address
+from systolic.simulator.translating.names import parameter_address
 from systolic.simulator.translating.translate import Translation
 
 # Where the contents of an argument are not known, neither is its size; a copy of any part of it then says whose it is.
@@ -59,9 +62,17 @@ class Core:
             return results.word(address) if word is None else word
 
         self.memory = self._memory = Memory(initial, self._iterations)
+        self.spend = self._iterations.spend
+        self.skipped_cycles = 0  # by which the times that it records are later than those that it goes by
+        self._rounds = rounds = device.rounds
+        self._operands = Operands(
+            setup.chip.machine, self.memory, setup.operand_words, rounds.fail if rounds is not None else lambda: None
+        )
+        index = rounds.add(self, device.dma.pipe) if rounds is not None else 0
         self._parts = CoreParts(
             device=device,
             number=number,
+            next_round=partial(rounds.next, index) if rounds is not None else None,
             named_words={"core id": number, "logical chip id": 0} if device.others is None else {},
             model=setup.chip.machine,
             memory=self.memory,
@@ -94,6 +105,18 @@ class Core:
         return self._setup.max_iterations - self._iterations.left
 
     @property
+    def words(self) -> dict[int, Any]:
+        """Words of its scalar memory; see `rounds`."""
+        return self.memory.words
+
+    @property
+    def counters(self) -> tuple[Any, ...]:
+        """All that it counts; see `rounds`."""
+        device = self._parts.device
+        communications = None if device.others is None else device.others.communications_of(self.number)
+        return device.dma.counts[self.number], self._op_totals, self._mxus, self._iterations, communications
+
+    @property
     def waits_for(self) -> str:
         return self._depth[-1].waits_for if self._depth else "nothing"
 
@@ -121,19 +144,6 @@ class Core:
         row = parameter_address(number, len(self._setup.parameters))
         return row * ROW_BYTES // self._setup.chip.machine.hbm_pointer_bytes
 
-    def _first_word(self, space: str, pointer: int) -> int:
-        """Return the word that a pointer points to: pointers count words in some memories and rows in others."""
-        if space == "hbm":
-            return pointer * self._setup.chip.machine.hbm_pointer_bytes // WORD_BYTES
-        return pointer if space == "smem" else pointer * ROW_WORDS
-
-    def _words(self, operand: CallOperand) -> int:
-        """Return the words from an operand's address on that are its own.
-
-        Addresses are made up: what lies behind an allocation's span belongs to others, even if the operand is larger.
-        """
-        return min(operand.padded_words, self._first_word(operand.space or "", ALLOCATION_SPAN))
-
     # ---- calls ----
 
     def _call(self, time: int, name: str, passed: Passed) -> Progress:
@@ -143,8 +153,11 @@ class Core:
         self._iterations.spend(1)
         totals = self._op_totals.get(name)
         if totals is None:
-            totals = self._op_totals[name] = OpTotals(begin=time)
+            totals = self._op_totals[name] = OpTotals(begin=time + self.skipped_cycles)
         registers = dict(passed)
+        for operand in translation.operands:
+            if operand.space and operand.register in registers:
+                registers[operand.register] = present(registers[operand.register])
         places = ((operand, registers.get(operand.register)) for operand in translation.operands if operand.is_input)
         inputs = {(operand.space, at) for operand, at in places if isinstance(at, int)}
         outputs = [operand for operand in translation.operands if not operand.is_input]
@@ -158,7 +171,7 @@ class Core:
                 self._overwritten(name, operand, registers)
         for operand in translation.operands:
             if operand.is_input:
-                self._hand_over(name, totals.calls, operand, registers)
+                self._operands.hand_over(name, totals.calls, operand, registers)
         if name in self._setup.skipped:
             for operand in in_place:
                 self._overwritten(name, operand, registers)
@@ -175,7 +188,7 @@ class Core:
             block_counts, loop = sequencer.counts, sequencer.timer.longest(time, end)
         after = self._spent(name)
         spent = {what: after[what] - count for what, count in before.items()}
-        totals.add(time, end, spent, block_counts, loop)
+        totals.add(time + self.skipped_cycles, end + self.skipped_cycles, spent, block_counts, loop)
         for operand in in_place:
             self._overwritten(name, operand, registers)
         if self._timeline is not None:
@@ -210,9 +223,11 @@ class Core:
         inputs = [operand for operand in translation.operands if operand.is_input and operand.space]
         places = [(operand, registers.get(operand.register, COMPUTED)) for operand in inputs]
 
+        first_word, words = self._operands.first_word, self._operands.words
+
         def knows_inputs() -> bool:
             return any(
-                self._memory.knows(operand.space or "", self._first_word(operand.space or "", at), self._words(operand))
+                self._memory.knows(operand.space or "", first_word(operand.space or "", at), words(operand))
                 for operand, at in places
                 if not isinstance(at, Unknown)
             )
@@ -246,35 +261,6 @@ class Core:
         if self._timeline is not None and execution.timeline is not None:
             self._timeline.repeat(time, execution.timeline)
 
-    def _hand_over(self, name: str, call: int, operand: CallOperand, registers: dict[str, int | Unknown]) -> None:
-        """Store an operand's known contents where the operation reads them."""
-        contents = self._setup.operand_words(name, call, operand.index)
-        if contents is None:
-            return
-        at = registers.get(operand.register, COMPUTED)
-        if operand.space is None:
-            words = contents()
-            registers[operand.register] = words if isinstance(words, Unknown) else words[0]
-        elif not isinstance(at, Unknown):
-            address = self._first_word(operand.space, at)
-            self._check_first_word(name, operand, address, contents)
-            self._memory.define(operand.space, address, operand.padded_words, contents, brought=False)
-
-    def _check_first_word(self, name: str, operand: CallOperand, address: int, contents: Contents) -> None:
-        """Check that the words that the program's own copies brought are the caller's contents."""
-        # What an earlier call found there may still be: another core can have brought what is there now.
-        brought = self._memory.brought_word(operand.space or "", address)
-        if isinstance(brought, Unknown):
-            return
-        content, mask = contents(), operand.first_word_mask
-        if isinstance(content, Unknown) or not content or isinstance(content[0], Unknown):
-            return
-        if content[0] & mask != brought & mask:
-            raise SimulationError(
-                f"operand {operand.index} of {name} begins with {content[0]} by the function's own account, with "
-                f"{brought} by the program's copies: a call was taken for another"
-            )
-
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
         """Mark a result as not known, unless the operation's own copies write it.
 
@@ -284,10 +270,10 @@ class Core:
         if operand.space == "hbm" and self.number > 0:
             return
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
-            self._define(operand.space, at, self._words(operand), Unknown(f"what {name} computes"))
+            self._define(operand.space, at, self._operands.words(operand), Unknown(f"what {name} computes"))
 
     def _define(self, space: str, pointer: int, size: int, words: Words | Unknown) -> None:
-        self._memory.define(space, self._first_word(space, pointer), size, lambda: words)
+        self._memory.define(space, self._operands.first_word(space, pointer), size, lambda: words)
 
     # ---- what it all came to ----
 
@@ -295,5 +281,5 @@ class Core:
         return spent_so_far(self._parts.device.dma.counts[self.number], self._mxus[name])
 
     def result(self, cycles: int) -> CoreRun:
-        counts = self._parts.device.dma.counts[self.number]
+        counts, cycles = self._parts.device.dma.counts[self.number], cycles + self.skipped_cycles
         return core_run(self.number, cycles, counts, self._mxus, self._op_totals, self._setup, self._timeline)

@@ -17,6 +17,7 @@ from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.meeting import Meeting
 from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.translating.translate import Translation
 
@@ -37,6 +38,7 @@ class DeviceParts:
     sparse_cores: SparseCores
     meeting: Meeting[Any, Any]
     others: OtherDevices | None = None
+    rounds: RepeatedRounds | None = None  # of the top-level program's loops; None: all are executed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class CoreParts:
     iterations: IterationBudget  # budget of loop iterations of all its programs
     parameter: Callable[[int], int]  # gives the address of one of the whole program's parameters
     call: Callable[[int, str, Passed], Progress]  # starts a called program; (time, name, registers) → its progress
+    # Begins another round of a loop of calls; (loop, time, iterations, registers) → registers. None: changes none.
+    next_round: Callable[[int, int, int, tuple[Any, ...]], tuple[Any, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

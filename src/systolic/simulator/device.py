@@ -16,6 +16,7 @@ from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.meeting import Meeting
 from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.device import SparseCores
 
@@ -37,11 +38,13 @@ class DeviceModel:
         *,
         others: OtherDevices | None = None,
         identities: Sequence[Mapping[int, Any]] = (),
+        rounds: RepeatedRounds | None = None,
     ) -> DeviceModel:
         """Build the cores of a device.
 
         `spans` are kept on each core's timeline, `others` are the other devices of a slice, and `identities` each
-        core's words of scalar memory that identify its device; may be empty.
+        core's words of scalar memory that identify its device; may be empty. `rounds` are of all devices' loops; None:
+        all are executed.
         """
         chip = setup.chip
         numbers = range(chip.cores_per_device)
@@ -61,7 +64,12 @@ class DeviceModel:
         )
         mailboxes = Mailboxes(len(numbers), schedule)
         parts = DeviceParts(
-            dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, meeting=Meeting(len(numbers)), others=others
+            dma=dma,
+            mailboxes=mailboxes,
+            sparse_cores=sparse_cores,
+            meeting=Meeting(len(numbers)),
+            others=others,
+            rounds=rounds,
         )
         cores = tuple(
             Core(

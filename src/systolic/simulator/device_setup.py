@@ -13,6 +13,8 @@ from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.repeated_calls import RepeatedCalls
+from systolic.simulator.rounds.repeated import RepeatedRounds
+from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.program import SparseProgram
 from systolic.simulator.translating.translate import Translation
 
@@ -55,3 +57,10 @@ class DeviceSetup:
             max_iterations=attempt.most_iterations,
             skipped=attempt.skipped,
         )
+
+
+def rounds_of(setup: DeviceSetup, schedule: Schedule, spans: int, network: object = None) -> RepeatedRounds | None:
+    """Return the loops of programs that run together; None if all rounds are executed, as where spans are kept."""
+    if setup.repeated is None or spans:
+        return None
+    return RepeatedRounds(schedule, network, setup.repeated)

@@ -62,6 +62,10 @@ class OtherDevices(Outside, Protocol):
         """Return the representative device's word."""
         ...
 
+    def communications_of(self, core: int) -> Any:
+        """Return the totals of a core's communications."""
+        ...
+
     def apart(self, times: Sequence[int]) -> int:
         """Return when devices go on after a detour, each with its own time."""
         ...

@@ -23,7 +23,7 @@ from systolic.simulator.assumptions import (
 from systolic.simulator.collector import with_rare_collections
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.device import DeviceModel
-from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords
+from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords, rounds_of
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.values import Unknown
@@ -291,7 +291,7 @@ class PreparedProgram:
 
 def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
     schedule = Schedule()
-    model = DeviceModel.of(setup, schedule, spans)
+    model = DeviceModel.of(setup, schedule, spans, rounds=rounds_of(setup, schedule, spans))
     cores, sparse_cores = model.cores, model.parts.sparse_cores
     for core in cores:
         schedule.start(0, core.run(), lambda core=core: f"core {core.number}: {core.waits_for}")

@@ -13,6 +13,7 @@ from systolic.simulator.device_detours import DetourDevice
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.lanes import Lanes, picked
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES
+from systolic.simulator.hardware.round_words import RoundWords, present
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 from systolic.simulator.other_devices import RemoteCopy
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT
@@ -68,6 +69,8 @@ class Sequencer:
         self.parameter = parts.parameter
         self.call = parts.call
         self.vector = COMPUTED
+        self.next_round = parts.next_round or (lambda loop, time, iterations, registers: registers)
+        self._rounds = device.rounds
 
     def run(self, time: int) -> Progress:
         """Run the program from `time`; raise SimulationError if control flow depends on a value that is not known."""
@@ -100,6 +103,10 @@ class Sequencer:
         """End a program whose loops do not end, by a SimulationError."""
         self.iterations.spend(self.iterations.left + 1)
 
+    def goes_on(self, loop: int, jump: Any, back: bool) -> Any:
+        """Return whether the branch after a round of a loop is taken; `back`: it then leads to the next round."""
+        return jump if self._rounds is None else self._rounds.goes_on(loop, jump, back=back)
+
     def blocked(self, where: str) -> None:
         self.waits_for = where
 
@@ -108,6 +115,8 @@ class Sequencer:
         begin *= self._address_words.get(source, 1)
         first *= self._address_words.get(destination, 1)
         words = granules * self._granule_words
+        if begin.__class__ is RoundWords or first.__class__ is RoundWords or words.__class__ is RoundWords:
+            begin, first, words = self._memory.places_now(source, begin, destination, first, words)
         self._memory.copy(source, begin, destination, first, words, contiguous=contiguous)
         if source == "smem" and destination == "hbm" and granules == DESCRIPTOR_GRANULES:
             words = [self._memory.load(begin + word) for word in range(granules * self._granule_words)]
@@ -121,7 +130,9 @@ class Sequencer:
     # ---- other devices ----
 
     def own(self, word: Any) -> Any:
-        """Return device 0's value of a per-device word."""
+        """Return device 0's value of a per-device word, and the present round's of one that differs by round."""
+        if type(word) is RoundWords:
+            return word.settled()
         return self._others.first(word.values) if type(word) is Lanes and self._others is not None else word
 
     def general(
@@ -147,6 +158,7 @@ class Sequencer:
         others = self._others
         assert others is not None
         program = self._translation.name
+        flag, granules, source_flag, target = map(present, (flag, granules, source_flag, target))
         copy = RemoteCopy(
             program, label, flag, source_flag, granules, source, destination, run_bytes, others.target(target, flag)
         )
@@ -162,11 +174,13 @@ class Sequencer:
             first *= self._address_words.get(destination, 1)
             to = others.memory(copy.target) if copy.target.remote else None
             words = granules * self._granule_words
+            begin, first, words = self._memory.places_now(source, begin, destination, first, words)
             self._memory.copy(source, begin, destination, first, words, contiguous=contiguous, to=to)
         return goes_on
 
     def signal_any(self, time: int, address: int, amount: int, label: str) -> None:
         """Add to a flag of a core of any device."""
+        address, amount = present(address), present(amount)
         if address >> SPARSE_CORE_BIT & 1:
             self._sparse_cores.signal(self._core, time, address, amount)
         else:

@@ -23,6 +23,11 @@ class BusyTimes:
         self._begins.append(begin)
         self._ends.append(end)
 
+    def extend(self, others: BusyTimes, time: float) -> None:
+        """Add intervals that count from a time."""
+        for begin, end in zip(others._begins, others._ends, strict=True):
+            self.add(time + begin, time + end)
+
     def until(self, time: float) -> float:
         """Return the busy cycles before a time."""
         last = bisect.bisect_left(self._begins, time) - 1

@@ -20,6 +20,8 @@ from systolic.simulator.hardware.busy_times import BusyTimes
 # Of the rate, that links leave at least: on every chip all links together need less than half.
 _MIN_LEFT_SHARE = 0.1
 _ROUNDING = 1e-9  # of the rate: what sums of rates leave over
+_SAME_CYCLES = 1e-3  # by which times differ through rounding
+_SURELY = 0.98  # of the load of a period before one that begins slowly: surely less
 
 
 class HbmPipe:
@@ -55,6 +57,7 @@ class HbmPipe:
         self._origin = 0.0  # when the first period begins
         # With a constant rate on a chip that has periods: to find out whether one would begin slowly.
         self._busy_times = BusyTimes() if rate is not None and self._period_cycles else None
+        self._round: tuple[float, BusyTimes] | None = None  # of a loop: `free` when it began, and busy times since
 
     def carry(self, time: float, cycles: float, direction: str = "") -> float:
         """Carry what takes `cycles` at the full rate, from `time` on at the earliest; return when it begins.
@@ -116,8 +119,48 @@ class HbmPipe:
         """Return a copy that counts time from `time` on."""
         pipe = copy.copy(self)
         pipe.free, pipe._busy_from, pipe._origin = self.free - time, self._busy_from - time, self._origin - time
-        pipe.links_changed = None
+        pipe.links_changed = pipe._round = None
         return pipe
+
+    # ---- rounds of loops that are skipped; see `rounds` ----
+
+    def record(self, *, ends: bool = False) -> None:
+        """Record, or no longer, when the pipe is busy, on a chip with periods."""
+        self._round = (self.free, BusyTimes()) if self._constant_rate is None and not ends else None
+
+    def rounds_later(self, round_cycles: int, rounds: int) -> tuple[int, float] | None:
+        """Return the period and the busy cycles in it after some more rounds like the recorded one.
+
+        None: a period begins slowly, or nearly so, or did in that round.
+        """
+        if self._constant_rate is not None:
+            return self._period, self.busy_cycles
+        if self._round is None or self._slow:
+            return None
+        begin, busy_times = self._round
+        if begin == self.free:
+            return self._period, self.busy_cycles
+        if abs(self.free - begin - round_cycles) > _SAME_CYCLES:
+            return None
+        whole = busy_times.until(self.free)
+
+        def until(time: float) -> float:
+            number, rest = divmod(time - begin, round_cycles)
+            return number * whole + busy_times.until(begin + rest)
+
+        end = self.free + rounds * round_cycles
+        period, busy_cycles, counted = self._period, self.busy_cycles, until(self.free)
+        while (next_period := (period + 1) * self._period_cycles + self._origin) < end:
+            busy_cycles += until(next_period) - counted
+            if busy_cycles > _SURELY * self._most_busy_cycles:
+                return None
+            period, busy_cycles, counted = period + 1, 0.0, until(next_period)
+        return period, busy_cycles + until(end) - counted
+
+    def skip(self, cycles: int, period: tuple[int, float]) -> None:
+        """Go on as if so many cycles had passed, in the period that `rounds_later` has returned."""
+        self._period, self.busy_cycles = period
+        self._origin -= cycles
 
     def can_repeat(self, time: float, alone: HbmPipe, *, across_periods: bool) -> bool:
         """True if this pipe has the constant rate of another one until that has carried everything.
@@ -164,6 +207,11 @@ class HbmPipe:
                 slow = period == self._at(max(self.free, time))[0] and self._at(max(self.free, time))[1]
                 self._period, self._slow = period, slow
             self.busy_cycles = busy_cycles
+        if self._round is not None:
+            if alone._busy_times is None or self._slow:
+                self._round = None
+            else:
+                self._round[1].extend(alone._busy_times, time)
         self.free = time + alone.free
         self.last, self._busy_from = alone.last, self.free
 
@@ -177,6 +225,10 @@ class HbmPipe:
         self.free = end
         if self._busy_times is not None:
             self._busy_times.add(begin, end)
+        if self._round is not None:
+            self._round[1].add(begin, end)
+            if self._slow:
+                self._round = None
 
     def _at(self, time: float) -> tuple[int, bool]:
         """Return the period of a time, and whether it begins slowly."""

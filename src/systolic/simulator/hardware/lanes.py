@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.hardware.round_words import RoundWords, in_each_round
 from systolic.simulator.hardware.values import SCALAR_FUNCTIONS, Unknown, larger, smaller
 
 
@@ -209,6 +210,8 @@ def _lane_by_lane(function: Callable[..., Any]) -> Callable[..., Any]:
         for operand in operands:
             if operand.__class__ is Lanes:
                 return each_lane(function, *operands)
+            if operand.__class__ is RoundWords:
+                return in_each_round(function, *operands)
         return function(*operands)
 
     return on_lanes
@@ -218,6 +221,8 @@ def picked(predicate: Any, chosen: Any, otherwise: Any) -> Any:
     """Choose between two words; return the predicate itself if it is an unknown value."""
     if type(predicate) is Lanes:
         return each_lane(picked, predicate, chosen, otherwise)
+    if type(predicate) is RoundWords:
+        return in_each_round(picked, predicate, chosen, otherwise)
     return predicate if type(predicate) is Unknown else chosen if predicate else otherwise
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.lanes import DivergedError, Lanes, joined, lane, lanes_in, picked
+from systolic.simulator.hardware.round_words import RoundWords, present
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 
 WORD_BYTES = 4
@@ -69,10 +70,12 @@ class Memory:
         self._buffers: dict[str, list[_Buffer]] = {}  # by space, in order of address, none overlapping
 
     def load(self, address: int) -> int | Unknown:
-        if isinstance(address, Unknown):
-            return address
-        if type(address) is Lanes:
-            return joined([lane(self.load(value), number) for number, value in enumerate(address.values)])
+        if type(address) is not int:
+            if isinstance(address, Unknown):
+                return address
+            if type(address) is Lanes:
+                return joined([lane(self.load(value), number) for number, value in enumerate(address.values)])
+            address = present(address)
         word = self._scalar.get(address)
         return self._initial(address) if word is None else word
 
@@ -86,6 +89,7 @@ class Memory:
             for place in dict.fromkeys(address.values):
                 self.store(place, picked(address == place, value, self.load(place)))
             return
+        address = present(address)
         self._scalar[address] = value
         if len(self._scalar) > _MAX_SCALAR_WORDS:
             self._check_scalar(len(self._scalar))
@@ -98,6 +102,11 @@ class Memory:
 
     @property
     def scalar_words(self) -> Mapping[int, int | Unknown]:
+        return self._scalar
+
+    @property
+    def words(self) -> dict[int, Any]:
+        """Words of scalar memory, to be changed."""
         return self._scalar
 
     def share(self, space: str, other: Memory) -> None:
@@ -181,7 +190,7 @@ class Memory:
                 return
         if source == "smem":
             self._check_scalar(size)
-            words = [self.load(begin + i) for i in range(size)]
+            words = [present(self.load(begin + i)) for i in range(size)]
             to.define(destination, first, size, lambda: words)
             return
         buffer = self._buffer(source, begin)
@@ -193,6 +202,20 @@ class Memory:
             to._fill(first, inner, buffer.words(begin, inner))
         else:
             to._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
+
+    def places_now(self, source: str, begin: Any, destination: str, first: Any, size: Any) -> tuple[Any, Any, Any]:
+        """Return the places and the size of a copy in the present round of a loop.
+
+        All rounds need the same places if something is known at some of them.
+        """
+        size = present(size)
+        for space, place in ((source, begin), (destination, first)):
+            if type(place) is RoundWords and (
+                space == "smem" or isinstance(size, Unknown) or any(self.knows(space, at, size) for at in place.values)
+            ):
+                place.settled()
+        now = (place.values[0] if type(place) is RoundWords else place for place in (begin, first))
+        return (*now, size)
 
     def _knows(self, space: str, address: int) -> bool:
         """True if anything is known of a copy's source."""

@@ -191,8 +191,12 @@ class Mxus:
             result[segment.block] = (total + stall, on_mxus + stall - on_lanes)
         return result
 
+    def state_at(self, time: int) -> Relative:
+        """Return the units' state, relative to a time."""
+        return _shifted(self._state, time - self._at)
+
     def is_idle(self, time: int) -> bool:
-        free, queued, placed = _shifted(self._state, time - self._at)
+        free, queued, placed = self.state_at(time)
         return not any(free) and not any(queued) and not any(placed)
 
     def repeat(self, time: int, alone: Mxus) -> None:

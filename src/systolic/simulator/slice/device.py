@@ -14,6 +14,7 @@ from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
 from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.identity import constants_from
 from systolic.simulator.slice.surroundings import SliceDevice, Surroundings
@@ -37,6 +38,7 @@ class Device:
         words: Sequence[Mapping[int, Any]],
         around: Surroundings,
         spans: int,
+        rounds: RepeatedRounds | None = None,
     ) -> None:
         self.number = number
         self.chip, within = divmod(number, setup.chip.devices_per_chip)
@@ -46,16 +48,21 @@ class Device:
         self._around = around
         self._latency = setup.chip.machine.dma_latency_cycles
         self._wait_cycles = setup.chip.machine.dma_wait_cycles
-        model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words)
+        model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words, rounds=rounds)
         self.cores, self.dma, self.sparse_cores = model.cores, model.parts.dma, model.parts.sparse_cores
         self.communications = [Communications() for _ in words]
-        self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(label, begin, end)
+        self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(
+            label, begin + self.skipped_cycles(core), end + self.skipped_cycles(core)
+        )
         self.dma.largest, self.dma.first = around.largest, around.first
 
     def start(self) -> None:
         who = self._around.name(self)
         for core in self.cores:
             self._around.schedule.start(0, core.run(), lambda core=core: f"{who}, core {core.number}: {core.waits_for}")
+
+    def skipped_cycles(self, core: int) -> int:
+        return self.cores[core].skipped_cycles
 
     # ---- what programs ask for ----
 
@@ -85,7 +92,7 @@ class Device:
         if copy.destination == "hbm":
             target.dma.counts[to_core].hbm_received_bytes += size
         way = route.latency_s * self._around.clock_hz
-        self.communications[core].sent(copy.label, time, size, route, goes_on - time)
+        self.communications[core].sent(copy.label, time + self.skipped_cycles(core), size, route, goes_on - time)
 
         def left(end: float) -> None:
             own_time, remote_time = math.ceil(end), math.ceil(end + way)
@@ -99,7 +106,7 @@ class Device:
         target = self._around.signal_target(self.number, address)
         route = self._around.route(self, target)
         if route.links:
-            self.communications[core].signalled(label, time)
+            self.communications[core].signalled(label, time + self.skipped_cycles(core))
         lands = math.ceil(time + route.latency_s * self._around.clock_hz)
         self._around.receiver(self, target).dma.land(
             target.core, program, address & FLAG_MASK, lands, (amount ^ _SIGN) - _SIGN, label if route.links else ""
@@ -141,13 +148,17 @@ class Device:
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
         end = self._around.barrier_end(time, barrier, self._wait_cycles)
         if end is not None:
-            self.communications[core].signalled(label, time)
-            self.communications[core].waited(label, time, end)
+            later = self.skipped_cycles(core)
+            self.communications[core].signalled(label, time + later)
+            self.communications[core].waited(label, time + later, end + later)
             self.dma.stalled(core, time, end, "semaphore")
         return end
 
     def first(self, words: Sequence[Any]) -> Any:
         return self._around.first(words)
+
+    def communications_of(self, core: int) -> Communications:
+        return self.communications[core]
 
     def apart(self, times: Sequence[int]) -> int:
         return self._around.back_together(times)

@@ -87,7 +87,7 @@ class Network:
 
     def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes = ()) -> None:
         """Send bytes from `time` on, call `ended` when the last has left; raise TooManyCopiesError past the limit."""
-        self.copies += 1
+        self.copies += 1  # perhaps after rounds of loops that were skipped, which sent some too
         if self.copies > self._most_copies:
             raise too_many_copies(self.copies, self._most_copies)
         stream = self._streams.get((sender, route))

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from systolic.simulator.core_records import CoreRun, SparseCoreRun
-from systolic.simulator.device_setup import DeviceSetup
+from systolic.simulator.device_setup import DeviceSetup, rounds_of
 from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.hardware.lanes import DivergedError, joined
 from systolic.simulator.schedule import Schedule
@@ -107,10 +107,11 @@ def _run_all(
         addresses=Addresses(where.shape, where.route_tables),
         devices=devices,
     )
+    rounds = rounds_of(setup, schedule, spans, network)
     partitions = {device: partition for partition, device in enumerate(where.assignment)}
     for number, words in enumerate(where.identities(facts)):
         of_device = with_tables(contents.of(partitions[number], setup), where, facts)
-        devices.append(Device(of_device, number, words, around, spans))
+        devices.append(Device(of_device, number, words, around, spans, rounds))
     for device in devices:
         device.start()
     ends = iter(schedule.run())
@@ -156,7 +157,7 @@ def _run_one_for_all(
         {address: joined([identity[core][address] for identity in identities]) for address in words}
         for core, words in enumerate(identities[0])
     ]
-    device = Device(setup, 0, words, around, spans)
+    device = Device(setup, 0, words, around, spans, rounds_of(setup, schedule, spans, network))
     device.start()
     try:
         ends = schedule.run()

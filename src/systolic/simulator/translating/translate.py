@@ -33,6 +33,7 @@ from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.mentions import Mentions
 from systolic.simulator.translating.names import Allocations, Names
 from systolic.simulator.translating.remote import RemoteCode
+from systolic.simulator.translating.round_code import REGISTERS, begin_round, going_on, loops_of_calls
 from systolic.simulator.translating.scalar import flag_counts, flag_names
 
 
@@ -116,6 +117,7 @@ class _Translator:
         self.matrix = MatrixReader(machine)
         self.segments: list[Segment] = []
         self.remote = remote
+        self.loops = loops_of_calls(program, self.blocks) if top_level else frozenset[int]()
 
     def translate(self) -> Translation:
         bodies = [self._block(number, block) for number, block in enumerate(self.blocks)]
@@ -135,7 +137,7 @@ class _Translator:
             "    while True:",
             *dispatch(bodies, 0, len(bodies), "        "),
         ]
-        source = "\n".join(lines)
+        source = "\n".join(lines).replace(REGISTERS, ", ".join(("block", *sorted(self.mentions.variables))))
         with reading(self.program.name):  # an expression may be too deep for Python
             run = self._compiled(source, "run")
         return Translation(
@@ -211,10 +213,9 @@ class _Translator:
                 ]
             if target > number:
                 return [f"block = {target}"]
-            # A program that was misread may go round for ever.
-            guard = ["iterations += 1", "if iterations > limit:", "    too_long()"]
-            outermost = self.program.bundles[self.blocks[target].first].depth == 1
-            return [*guard, *([f"lap({target}, t)"] if outermost else []), f"block = {target}"]
+            guard = ["iterations += 1", "if iterations > limit:", "    too_long()"]  # a misread one may not end
+            begin = begin_round(target, self.blocks[target].depth, of_calls=target in self.loops)
+            return [*guard, *begin, f"block = {target}"]
 
         if block.branch is None:
             return to(block.following)
@@ -222,7 +223,7 @@ class _Translator:
         if instruction is None or instruction.predicate is None:
             return to(block.taken)
         taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
-        branch = [BRANCH, *taken, "else:", *following]
+        branch = [*going_on(self.loops, number, block), BRANCH, *taken, "else:", *following]
         barrier = self.barriers.get(number)
         if barrier is None:
             return branch
@@ -269,7 +270,7 @@ _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
     *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
     *("segment", "load", "store", "store_on_some", "own", "word", "operand", "parameter", "vector", "pushed"),
-    *("call", "lap", "left", "too_long", "together", "apart"),
+    *("call", "lap", "left", "too_long", "together", "apart", "next_round", "goes_on"),
 )
 
 # Other names in its code.

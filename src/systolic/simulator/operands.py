@@ -1,0 +1,73 @@
+"""Operands of called operations: their places in a core's memories, and their known contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from systolic.chips import MachineModel
+from systolic.simulator.device_setup import OperandWords
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Contents, Memory
+from systolic.simulator.hardware.values import COMPUTED, Unknown
+from systolic.simulator.reading.calls import CallOperand
+from systolic.simulator.translating.names import ALLOCATION_SPAN
+
+
+class Operands:
+    """Operands of a core's calls.
+
+    Args:
+      operand_words: contents that the program's own copies do not bring.
+      handed_over: called when there are such contents.
+    """
+
+    def __init__(
+        self, machine: MachineModel, memory: Memory, operand_words: OperandWords, handed_over: Callable[[], None]
+    ) -> None:
+        self._machine = machine
+        self._memory = memory
+        self._operand_words = operand_words
+        self._handed_over = handed_over
+
+    def first_word(self, space: str, pointer: int) -> int:
+        """Return the word that a pointer points to: pointers count words in some memories and rows in others."""
+        if space == "hbm":
+            return pointer * self._machine.hbm_pointer_bytes // WORD_BYTES
+        return pointer if space == "smem" else pointer * ROW_WORDS
+
+    def words(self, operand: CallOperand) -> int:
+        """Return the words from an operand's address on that are its own.
+
+        Addresses are made up: what lies behind an allocation's span belongs to others, even if the operand is larger.
+        """
+        return min(operand.padded_words, self.first_word(operand.space or "", ALLOCATION_SPAN))
+
+    def hand_over(self, name: str, call: int, operand: CallOperand, registers: dict[str, int | Unknown]) -> None:
+        """Store an operand's known contents where the operation reads them."""
+        contents = self._operand_words(name, call, operand.index)
+        if contents is None:
+            return
+        self._handed_over()
+        at = registers.get(operand.register, COMPUTED)
+        if operand.space is None:
+            words = contents()
+            registers[operand.register] = words if isinstance(words, Unknown) else words[0]
+        elif not isinstance(at, Unknown):
+            address = self.first_word(operand.space, at)
+            self._check_first_word(name, operand, address, contents)
+            self._memory.define(operand.space, address, operand.padded_words, contents, brought=False)
+
+    def _check_first_word(self, name: str, operand: CallOperand, address: int, contents: Contents) -> None:
+        """Check that the words that the program's own copies brought are the caller's contents."""
+        # What an earlier call found there may still be: another core can have brought what is there now.
+        brought = self._memory.brought_word(operand.space or "", address)
+        if isinstance(brought, Unknown):
+            return
+        content, mask = contents(), operand.first_word_mask
+        if isinstance(content, Unknown) or not content or isinstance(content[0], Unknown):
+            return
+        if content[0] & mask != brought & mask:
+            raise SimulationError(
+                f"operand {operand.index} of {name} begins with {content[0]} by the function's own account, with "
+                f"{brought} by the program's copies: a call was taken for another"
+            )

@@ -1,0 +1,208 @@
+"""Skip rounds of the top-level program's loops of calls, such as a model's layers, that do the same as those before.
+
+Each time the first program begins another round, the state of the whole simulation is compared with that of a round
+before: `state`. If only words of the programs differ, and these by as much as in the round before, two further rounds
+are executed with the words of all later rounds at once: `hardware.round_words`. If no decision depends on which round
+it is, and the state at their ends is the same again, then by induction so are all rounds until the loop ends.
+
+Each program then begins its last round, with that round's words. Its clock is not advanced, since the programs are at
+different places, and copies are under way between them: times before that round and after it are in no relation, except
+by `skipped_cycles`, which each core adds to the times that it records. All counters grow by as much as in one round,
+times the rounds that were skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
+from systolic.simulator.hardware.round_words import Probe, RoundWords
+from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.rounds.counters import grown, snapshot
+from systolic.simulator.rounds.state import State, are_next, same_word, state_of, words_differ
+from systolic.simulator.schedule import Schedule
+
+_MAX_SINGLE_TRIES = 3  # rounds that are compared with the one before, until pairs of rounds are
+_MAX_TRIES = 6  # rounds and pairs that are compared, until they are taken to differ
+_MAX_PROBED = 3  # rounds that are executed for all later ones, until they are taken to differ
+_ROUNDS = 256  # for which words are computed at once; in longer loops some more are executed
+
+Registers = tuple[Any, ...]
+
+
+class RoundCore(Protocol):
+    """A core, as far as its rounds go."""
+
+    skipped_cycles: int
+    spend: Callable[[int], None]  # takes iterations off the budget
+
+    @property
+    def words(self) -> dict[int, Any]:
+        """Words of scalar memory, by address."""
+        ...
+
+    @property
+    def counters(self) -> Sequence[Any]:
+        """All that it counts."""
+        ...
+
+
+@dataclass(slots=True)
+class _AtCore:
+    """One core's latest round of a loop."""
+
+    rounds: int = 0  # begun, after the first
+    registers: Registers = ()
+    words: Mapping[int, Any] = field(default_factory=dict)
+    iterations: int = 0
+    counters: Any = None
+
+
+@dataclass(slots=True)
+class _Loop:
+    cores: dict[int, _AtCore] = field(default_factory=dict)
+    rounds: int = 0  # that a core has begun
+    begun: int = 0  # the time at which the first one did
+    state: State | None = None  # at that time
+    counters: Any = None
+    tries: int = 0
+    counted_from: int = 0  # a round, from which on every `stride`-th one begins where another may be skipped
+    stride: int = 1  # two where rounds alternate, as with two buffers
+    probed_from: int | None = None  # a round
+    decided: int | None = None  # the round at whose begin others are skipped, or not
+    probe: Probe = field(default_factory=Probe)
+    continues: list[bool] = field(default_factory=lambda: [True] * _ROUNDS)  # whether another one follows, by round
+    skipped: int = 0  # rounds, or pairs of two
+    cycles: int = 0  # of one
+
+
+class RepeatedRounds:
+    """The loops of all cores that run the same program together."""
+
+    def __init__(self, schedule: Schedule, network: Any = None, repeated: Any = None) -> None:
+        self._schedule = schedule
+        self._network = network
+        self._repeated = repeated
+        self._cores: list[RoundCore] = []
+        self._pipes: list[HbmPipe] = []
+        self._loops: dict[int, _Loop] = {}
+        self._probe: Probe | None = None
+
+    def add(self, core: RoundCore, pipe: HbmPipe) -> int:
+        """Add a core, which is `pipe`'s device's; return its number."""
+        self._cores.append(core)
+        if pipe not in self._pipes:
+            self._pipes.append(pipe)
+        return len(self._cores) - 1
+
+    def fail(self) -> None:
+        """Note that what is done now may be different in other rounds."""
+        if self._probe is not None and not self._probe.skips:
+            self._probe.fail()
+
+    def goes_on(self, loop: int, jump: Any, *, back: bool) -> Any:
+        """Return whether a loop's branch is taken in the present round; `back`: that leads to the next one."""
+        at = self._loops.get(loop)
+        if type(jump) is not RoundWords:
+            return jump
+        if at is None or jump.probe is not at.probe:
+            return jump.settled()
+        at.continues = [continues and taken is back for continues, taken in zip(at.continues, jump.values, strict=True)]
+        return jump.values[0]
+
+    def next(self, core: int, loop: int, time: int, iterations: int, registers: Registers) -> Registers:
+        """Begin another round of a core's loop; return the program's registers, perhaps of a later round."""
+        at = self._loops.setdefault(loop, _Loop())
+        if at.tries > _MAX_TRIES:
+            return registers
+        mine = at.cores.setdefault(core, _AtCore())
+        mine.rounds += 1
+        if (mine.rounds - at.counted_from) % at.stride:
+            return registers
+        if mine.rounds > at.rounds:
+            at.rounds = mine.rounds
+            self._first(at, time, registers)
+        return self._begin(at, mine, self._cores[core], iterations, registers)
+
+    # ---- all programs together, when the first one begins a round ----
+
+    def _first(self, at: _Loop, time: int, registers: Registers) -> None:
+        begun, at.begun = at.begun, time
+        if at.decided is not None:
+            return
+        before = at.state
+        at.state = state_of(self._schedule, self._cores, self._network, self._repeated, time, registers)
+        if at.probed_from is None:
+            at.tries += before is not None
+            if before is not None and words_differ(at.state, before):
+                at.probed_from, self._probe = at.rounds, at.probe
+            elif at.tries == _MAX_SINGLE_TRIES:
+                at.stride, at.counted_from = 2, at.rounds
+            return
+        probed = (at.rounds - at.probed_from) // at.stride
+        if probed > 1 and before is not None and not at.probe.failed and are_next(at.state, before):
+            at.cycles = time - begun
+            self._skip(at)
+        if at.skipped or at.probe.failed or probed > _MAX_PROBED:
+            at.decided, at.state, self._probe = at.rounds, None, None
+        else:
+            at.counters = snapshot([self._network, self._repeated])
+        at.continues = [True] * _ROUNDS
+        for pipe in self._pipes:
+            pipe.record(ends=at.decided is not None)
+
+    def _skip(self, at: _Loop) -> None:
+        last = (*at.continues[: _ROUNDS // 2], False).index(False)
+        rounds = last - 1
+        if rounds < 1:
+            return
+        periods = [period for pipe in self._pipes if (period := pipe.rounds_later(at.cycles, rounds)) is not None]
+        if len(periods) < len(self._pipes):
+            return
+        for pipe, period in zip(self._pipes, periods, strict=True):
+            pipe.skip(at.cycles * rounds, period)
+        grown([self._network, self._repeated], at.counters, rounds)
+        at.skipped, at.probe.skips = rounds, True
+
+    # ---- one program ----
+
+    def _begin(self, at: _Loop, mine: _AtCore, core: RoundCore, iterations: int, registers: Registers) -> Registers:
+        if at.probed_from is None:
+            mine.registers, mine.words = registers, dict(core.words)
+        elif mine.rounds == at.probed_from:
+            for address, word in core.words.items():
+                core.words[address] = _in_all_rounds(at.probe, word, mine.words.get(address))
+            registers = tuple(
+                _in_all_rounds(at.probe, word, before) for word, before in zip(registers, mine.registers, strict=True)
+            )
+        elif mine.rounds == at.decided:
+            if at.skipped:
+                grown(list(core.counters), mine.counters, at.skipped)
+                core.skipped_cycles += at.skipped * at.cycles
+                core.spend(at.skipped * (iterations - mine.iterations))
+            for address, word in core.words.items():
+                core.words[address] = _in_round(at.skipped, word)
+            registers = tuple(_in_round(at.skipped, word) for word in registers)
+        elif at.decided is None or mine.rounds < at.decided:
+            mine.iterations, mine.counters = iterations, snapshot(core.counters)
+        return registers
+
+
+def _in_all_rounds(probe: Probe, now: Any, before: Any) -> Any:
+    """Return a word of this round and all later ones, in which it goes on as from the round before."""
+    if same_word(now, before):
+        return now
+    if type(now) is not int or type(before) is not int:
+        if not isinstance(now, Unknown):
+            probe.fail()
+        return now
+    step = now - before
+    return RoundWords(probe, tuple((now + number * step) & MASK for number in range(_ROUNDS)))
+
+
+def _in_round(number: int, word: Any) -> Any:
+    if type(word) is list:
+        return [_in_round(number, item) for item in word]
+    return word.values[number] if type(word) is RoundWords else word
