@@ -144,10 +144,10 @@ def test_int4_products_keep_the_units_busy_half_as_long_as_int8(chip: str) -> No
 
 
 def kernel_within(
-    spec: QuantizedSpec, schedule: QuantizedSchedule, limit_bytes: int, lhs: Any, values: Any, scales: Any
+    spec: QuantizedSpec, schedule: QuantizedSchedule, chip: str, limit_bytes: int, lhs: Any, values: Any, scales: Any
 ) -> Any:
     operands = QuantizedOperands(lhs=lhs, values=values, scales=scales)
-    kernel = HbmKernel(spec=spec, schedule=schedule, vmem_limit_bytes=limit_bytes)
+    kernel = HbmKernel(spec=spec, schedule=schedule, chip=systolic.chip(chip), vmem_limit_bytes=limit_bytes)
     return quantized_product(operands, kernel, activation=None)
 
 
@@ -174,7 +174,11 @@ def test_plans_of_long_k_fit_and_their_buffers_are_those_of_the_compiler(
     with WorkerPool(max_workers=1) as pool:
         fits, refused = (
             submit_compilation(
-                pool, functools.partial(kernel_within, spec, schedule, limit), arguments, target_of(machine), cache=None
+                pool,
+                functools.partial(kernel_within, spec, schedule, chip, limit),
+                arguments,
+                target_of(machine),
+                cache=None,
             )
             for limit in (schedule.vmem_limit_bytes, 2**20)
         )
