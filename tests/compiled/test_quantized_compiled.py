@@ -59,6 +59,21 @@ def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, b
     assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + 4 * max(8, k // (block or k)) * n
 
 
+def in_a_row(x: Any, gate: systolic.Quantized, up: systolic.Quantized, down: systolic.Quantized) -> Any:
+    return systolic.matmul(systolic.gated_matmul(x, gate, up), down, residual=x)
+
+
+@pytest.mark.exhaustive
+def test_activations_stay_in_vmem_between_products() -> None:
+    """Only the last result is written to HBM."""
+    m, size = 128, 1024
+    q = systolic.Quantized(
+        jax.ShapeDtypeStruct((size, size), jnp.int8), jax.ShapeDtypeStruct((size // 128, size), jnp.float32)
+    )
+    run = systolic.simulate(in_a_row, jax.ShapeDtypeStruct((m, size), jnp.bfloat16), q, q, q, chip="v6e")
+    assert run.hbm_written_bytes == 2 * m * size
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "m", "rows", "name", "block", "bits"),
