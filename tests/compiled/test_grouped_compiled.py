@@ -63,6 +63,18 @@ def test_empty_groups_are_not_read(chip: str, dtype: str, keywords: dict[str, An
 
 
 @pytest.mark.exhaustive
+def test_activations_stay_in_vmem_between_products() -> None:
+    """Only the last result is written to HBM."""
+
+    def in_a_row(x: Any, rhs: Any, down: Any) -> Any:
+        return product(product(x, rhs, chip="v6e"), down, chip="v6e", residual=x)
+
+    down = jax.ShapeDtypeStruct((len(SIZES), N, K), jnp.bfloat16)
+    run = systolic.simulate(in_a_row, *shapes("bfloat16"), down, chip="v6e")
+    assert run.hbm_written_bytes == 2 * M * K
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("chip", "codes", "block", "columns", "keywords"),
     [

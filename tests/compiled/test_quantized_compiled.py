@@ -59,6 +59,21 @@ def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, b
     assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + 4 * max(8, k // (block or k)) * n
 
 
+def in_a_row(x: Any, gate: systolic.Quantized, up: systolic.Quantized, down: systolic.Quantized) -> Any:
+    return systolic.matmul(systolic.gated_matmul(x, gate, up), down, residual=x)
+
+
+@pytest.mark.exhaustive
+def test_activations_stay_in_vmem_between_products() -> None:
+    """Only the last result is written to HBM."""
+    m, size = 128, 1024
+    q = systolic.Quantized(
+        jax.ShapeDtypeStruct((size, size), jnp.int8), jax.ShapeDtypeStruct((size // 128, size), jnp.float32)
+    )
+    run = systolic.simulate(in_a_row, jax.ShapeDtypeStruct((m, size), jnp.bfloat16), q, q, q, chip="v6e")
+    assert run.hbm_written_bytes == 2 * m * size
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "m", "rows", "name", "block", "bits"),
@@ -144,10 +159,10 @@ def test_int4_products_keep_the_units_busy_half_as_long_as_int8(chip: str) -> No
 
 
 def kernel_within(
-    spec: QuantizedSpec, schedule: QuantizedSchedule, limit_bytes: int, lhs: Any, values: Any, scales: Any
+    spec: QuantizedSpec, schedule: QuantizedSchedule, chip: str, limit_bytes: int, lhs: Any, values: Any, scales: Any
 ) -> Any:
     operands = QuantizedOperands(lhs=lhs, values=values, scales=scales)
-    kernel = HbmKernel(spec=spec, schedule=schedule, vmem_limit_bytes=limit_bytes)
+    kernel = HbmKernel(spec=spec, schedule=schedule, chip=systolic.chip(chip), vmem_limit_bytes=limit_bytes)
     return quantized_product(operands, kernel, activation=None)
 
 
@@ -174,7 +189,11 @@ def test_plans_of_long_k_fit_and_their_buffers_are_those_of_the_compiler(
     with WorkerPool(max_workers=1) as pool:
         fits, refused = (
             submit_compilation(
-                pool, functools.partial(kernel_within, spec, schedule, limit), arguments, target_of(machine), cache=None
+                pool,
+                functools.partial(kernel_within, spec, schedule, chip, limit),
+                arguments,
+                target_of(machine),
+                cache=None,
             )
             for limit in (schedule.vmem_limit_bytes, 2**20)
         )

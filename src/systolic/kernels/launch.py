@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
 from systolic.schedule import VmemBuffer
 from systolic.spec import Spec
@@ -21,6 +22,21 @@ SpecT = TypeVar("SpecT", bound=Spec)
 ScheduleT = TypeVar("ScheduleT")
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
+
+# XLA keeps the activations of few tokens in VMEM between two products: 256 of Llama-3 8B have 3.5 Mi elements.
+_MAX_ROWS = 256
+_MAX_ELEMENTS = 4 * 2**20
+
+
+def memory_of_activations(array: Array, chip: Chip) -> Any:
+    """Return the memory from which a kernel that starts its own copies reads activations: HBM, or any.
+
+    For a kernel that reads HBM, XLA copies what the operation before has left in VMEM, and nothing runs meanwhile.
+    Many rows are read from HBM, and so are all on chips for which XLA would first copy an argument of the program to
+    VMEM. Weights need no such choice: no operation has just made them.
+    """
+    is_small = array.size <= _MAX_ELEMENTS and min(array.shape[-2:], default=1) <= _MAX_ROWS
+    return pl.ANY if is_small and not chip.moves_arguments else pltpu.HBM
 
 
 def from_hbm(array: Array, memory: Any = pltpu.HBM) -> Array:
@@ -33,9 +49,8 @@ def from_hbm(array: Array, memory: Any = pltpu.HBM) -> Array:
     return pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
 
-def _read_from_hbm(operands: Arrays, names: Sequence[str]) -> Arrays:
-    arrays = {name: getattr(operands, name) for name in names}
-    return operands._replace(**{name: from_hbm(array) for name, array in arrays.items() if array is not None})
+def _in_memories(operands: Arrays, memories: Mapping[str, Any]) -> Arrays:
+    return operands._replace(**{name: from_hbm(getattr(operands, name), memory) for name, memory in memories.items()})
 
 
 def on_cores(cores: int, **compiler_params: Any) -> dict[str, Any]:
@@ -66,6 +81,7 @@ class HbmKernel(Generic[SpecT, ScheduleT]):
 
     spec: SpecT
     schedule: ScheduleT
+    chip: Chip  # decides from which memory activations are read
     vmem_limit_bytes: int
     interpret: bool | pltpu.InterpretParams = False
 
@@ -77,6 +93,7 @@ class HbmKernel(Generic[SpecT, ScheduleT]):
         shape: tuple[int, ...],
         *,
         from_hbm: Sequence[str] = (),
+        activations: Sequence[str] = (),
         **rest: Any,
     ) -> Array:
         """Return the output.
@@ -86,10 +103,15 @@ class HbmKernel(Generic[SpecT, ScheduleT]):
           places: block specs of all operands; a spec whose operand is absent is left out.
           shape: the output's.
           from_hbm: names of the operands that the kernel copies from HBM itself.
+          activations: names of those that it copies itself from the memory that `memory_of_activations` returns.
           rest: further arguments of `pallas_call`.
         """
         spec: Any = self.spec
-        arrays = operands if self.interpret else _read_from_hbm(operands, from_hbm)
+        present = {name: array for name, array in operands._asdict().items() if array is not None}
+        memories = {name: pltpu.HBM for name in from_hbm if name in present}
+        memories |= {name: memory_of_activations(present[name], self.chip) for name in activations if name in present}
+        places = places._replace(**{name: pl.BlockSpec(memory_space=memory) for name, memory in memories.items()})
+        arrays = operands if self.interpret else _in_memories(operands, memories)
         in_specs = jax.tree.map(
             lambda array, place: None if array is None else place, arrays, places, is_leaf=lambda array: array is None
         )

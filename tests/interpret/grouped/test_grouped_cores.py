@@ -107,7 +107,9 @@ def test_the_gradient_of_the_matrices() -> None:
     random = np.random.default_rng(0)
     lhs, cotangent = (reference.small_integers(random, (M, size), "bfloat16") for size in (K, N))
     operands = GradientOperands(np.array(SIZES, np.int32), None, lhs, cotangent)
-    out = grouped_gradient(operands, HbmKernel(spec=spec, schedule=its, vmem_limit_bytes=2**25, interpret=TWO_CORES))
+    out = grouped_gradient(
+        operands, HbmKernel(spec=spec, schedule=its, chip=CHIP, vmem_limit_bytes=2**25, interpret=TWO_CORES)
+    )
     np.testing.assert_array_equal(np.asarray(out, np.float64), reference.gradient(lhs, cotangent, SIZES))
     assert not races_found()
 

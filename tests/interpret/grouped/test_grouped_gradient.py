@@ -115,7 +115,9 @@ def compiled(rows: int, tile_k: int, tile_n: int, dtype: str) -> Callable[..., j
 
     def gradient(sizes: jax.Array, lhs: jax.Array, cotangent: jax.Array) -> jax.Array:
         schedule = GradientSchedule.of(spec, config, systolic.chip("v5e"))
-        kernel = HbmKernel(spec=spec, schedule=schedule, vmem_limit_bytes=2**25, interpret=CAREFUL)
+        kernel = HbmKernel(
+            spec=spec, schedule=schedule, chip=systolic.chip("v5e"), vmem_limit_bytes=2**25, interpret=CAREFUL
+        )
         return grouped_gradient(GradientOperands(sizes, None, lhs, cotangent), kernel)
 
     return jax.jit(gradient)
@@ -161,7 +163,10 @@ def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) ->
     random, sizes = np.random.default_rng(0), [5, 0, 40, 3, 17, 1]
     lhs, cotangent = (reference.small_integers(random, (M, size), "float32") for size in (200, 300))
     operands = GradientOperands(jnp.array(sizes), None, jnp.asarray(lhs), jnp.asarray(cotangent))
-    out = grouped_gradient(operands, HbmKernel(spec=spec, schedule=its, vmem_limit_bytes=2**25, interpret=CAREFUL))
+    out = grouped_gradient(
+        operands,
+        HbmKernel(spec=spec, schedule=its, chip=systolic.chip("v5e"), vmem_limit_bytes=2**25, interpret=CAREFUL),
+    )
     np.testing.assert_array_equal(np.asarray(out), reference.gradient(lhs, cotangent, sizes))
     assert not races_found()
 

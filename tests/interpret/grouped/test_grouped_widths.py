@@ -111,7 +111,7 @@ def test_the_gradient_of_the_matrices(n: int, tile_n: int, tile_k: int) -> None:
     schedule = GradientSchedule.of(spec, chosen, systolic.chip("v5e"))
     out = grouped_gradient(
         GradientOperands(jnp.array(sizes), None, jnp.asarray(lhs), jnp.asarray(cotangent)),
-        HbmKernel(spec=spec, schedule=schedule, vmem_limit_bytes=2**25, interpret=CAREFUL),
+        HbmKernel(spec=spec, schedule=schedule, chip=systolic.chip("v5e"), vmem_limit_bytes=2**25, interpret=CAREFUL),
     )
     np.testing.assert_array_equal(out, expected)
     assert not races_found()

@@ -47,6 +47,7 @@ def product_by_pallas(
             HbmKernel(
                 spec=spec,
                 schedule=GroupedSchedule.of(spec, plan.config, chip),
+                chip=chip,
                 vmem_limit_bytes=plan.vmem_limit_bytes,
                 interpret=product.backend.interpret,
             ),
@@ -73,6 +74,7 @@ def gradient_by_pallas(
             HbmKernel(
                 spec=spec,
                 schedule=GradientSchedule.of(spec, plan.config, chip),
+                chip=chip,
                 vmem_limit_bytes=plan.vmem_limit_bytes,
                 interpret=product.backend.interpret,
             ),

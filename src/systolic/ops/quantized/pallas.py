@@ -48,6 +48,7 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
             HbmKernel(
                 spec=spec,
                 schedule=schedule,
+                chip=chip,
                 vmem_limit_bytes=plan.vmem_limit_bytes,
                 interpret=product.backend.interpret,
             ),

@@ -48,6 +48,7 @@ def product_by_pallas(
     kernel = HbmKernel(
         spec=call,
         schedule=schedule,
+        chip=chip,
         vmem_limit_bytes=plan.vmem_limit_bytes,
         interpret=product.backend.interpret,
     )
@@ -84,6 +85,7 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
     kernel = HbmKernel(
         spec=call,
         schedule=SampledSchedule.of(call, plan.config, chip),
+        chip=chip,
         vmem_limit_bytes=plan.vmem_limit_bytes,
         interpret=product.backend.interpret,
     )

@@ -14,12 +14,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.kernels.epilogue import Functions
+from systolic.kernels.launch import memory_of_activations
 from systolic.schedule import KernelConfig, Scratch, hbm_traffic, scratch_buffers
 from systolic.spec import MatmulSpec, Operands, Side
-
-# XLA keeps the activations of few tokens in VMEM between two products: 256 of Llama-3 8B have 3.5 Mi elements.
-_MAX_ROWS = 256
-_MAX_ELEMENTS = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +41,8 @@ class MatmulKernel:
         return jax.tree.map(lambda buffer: pltpu.VMEM(buffer.shape, jnp.dtype(buffer.dtype)), buffers)
 
     def memory_to_read(self, array: Array, side: Side) -> Any:
-        """Return the memory from which a kernel that starts its own copies reads an operand: HBM, or any.
-
-        For a kernel that reads HBM, XLA copies what the operation before has left in VMEM, and nothing runs meanwhile.
-        Weights stay in HBM: no operation has just made them. Activations do, too, on chips for which XLA would first
-        copy an argument of the program to VMEM.
-        """
-        is_small = array.size <= _MAX_ELEMENTS and min(array.shape[-2:], default=1) <= _MAX_ROWS
-        return pl.ANY if side != "rhs" and is_small and not self.chip.moves_arguments else pltpu.HBM
+        """Return the memory from which a kernel that starts its own copies reads an operand: HBM, or any."""
+        return pltpu.HBM if side == "rhs" else memory_of_activations(array, self.chip)
 
     def launch(
         self,

@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.kernels.launch import HbmKernel, from_hbm, vmem_shapes
+from systolic.kernels.launch import HbmKernel, vmem_shapes
 from systolic.ops.quantized.kernel.copies import Buffers, QuantizedOperands
 from systolic.ops.quantized.kernel.step import Fn, Step
 from systolic.ops.quantized.schedule import QuantizedSchedule
@@ -52,17 +52,15 @@ def quantized_product(
     out_tile = (ring_schedule.tile_m, ring_schedule.tile_n)
 
     def load(array: Any, *, of_bits: bool = False) -> Any:
-        if array is None:
-            return None
-        return _as_loaded(array, of_bits) if interpret else from_hbm(array)
+        return _as_loaded(array, of_bits) if interpret and array is not None else array
 
     made_of_bits = ring_schedule.route.made == "bits"
     arrays = operands._replace(
         lhs=load(operands.lhs, of_bits=ring_schedule.route.rows_of_bits),
         values=load(operands.values, of_bits=made_of_bits),
-        scales=load(_tiled(operands.scales, ring_schedule)),
+        scales=_tiled(operands.scales, ring_schedule),
         up_values=load(operands.up_values, of_bits=made_of_bits),
-        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, ring_schedule)),
+        up_scales=None if operands.up_scales is None else _tiled(operands.up_scales, ring_schedule),
     )
     row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
@@ -86,6 +84,8 @@ def quantized_product(
         arrays,
         places,
         (m, spec.n),
+        from_hbm=("values", "scales", "up_values", "up_scales"),
+        activations=("lhs",),
         grid=(ring_schedule.grid_m, ring_schedule.grid_n, ring_schedule.grid_k),
         scratch_shapes=(_buffers(spec, schedule, arrays),),
         compiler_params=pltpu.CompilerParams(
