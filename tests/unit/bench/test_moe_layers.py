@@ -21,11 +21,14 @@ def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
     few, many = "layer of few tokens", "layer of many tokens"
     quantized = {"int8": 1, "e4m3": 1, "e4m3/128x128": 2, "int4/128": 1, "w8a8": 1}
     formats = {f"{name} {group}": models * 2 for name, models in quantized.items() for group in (few, many)}
-    assert Counter(case.group for case in cases) == {few: 10, many: 11, **formats}
+    assert Counter(case.group for case in cases) == {few: 10, many: 11, "layer and gradients": 2, **formats}
     layer = next(case.spec for case in cases if case.name == "qwen3-30b layer 2048")
     assert layer.flops == 2048 * 8 * 3 * 2 * 2048 * 768
     experts, other_bytes = 3 * 128 * 2048 * 768, 2 * 2 * 2048 * 2048 + 4 * 2048 * 128
     assert layer.least_hbm_bytes == 2 * experts + other_bytes
+    gradients = next(case.spec for case in cases if case.name == "qwen3-30b layer and gradients 2048")
+    assert gradients.flops == 3 * layer.flops
+    assert gradients.least_hbm_bytes == 3 * (2 * experts + 4 * 2048 * 128) + 5 * 2 * 2048 * 2048
     int8 = next(case.spec for case in cases if case.name == "qwen3-30b int8 layer 2048")
     assert int8.least_hbm_bytes == experts + other_bytes + 4 * 128 * (2 * 768 + 2048)
     squares = next(case.spec for case in cases if case.name == "qwen3-30b e4m3/128x128 layer 2048")
@@ -58,6 +61,7 @@ def test_devices_share_experts_and_tokens() -> None:
         ("qwen3-30b layer", {"model": 8}, "expert, not model=8"),
         ("qwen3-30b layer", {"expert": 1}, "several devices"),
         ("qwen3-30b int8", {"expert": 8}, "runs on one device"),
+        ("and gradients", {"expert": 8}, "runs on one device"),
     ],
 )
 def test_meshes_that_do_not_suit(name: str, mesh: dict[str, int], reason: str) -> None:
