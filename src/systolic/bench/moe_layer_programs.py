@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array, lax
 
 from systolic.bench.moe_layers import LayerSpec
+from systolic.bench.moe_programs import GroupedProduct, by_xla
 from systolic.chips import Chip
 from systolic.ops.moe import moe
 from systolic.ops.moe.routing import typical_counts
@@ -79,13 +80,27 @@ def _ours(spec: LayerSpec, implementation: Any, chip: Chip, x: Array, logits: Ar
     return moe(x, logits, *matrices, top_k=spec.top_k, **options)
 
 
-def plain(top_k: int, form: Form, x: Array, logits: Array, *operands: Array, gathers: bool = False) -> Array:
+def layer_by(spec: LayerSpec, product: GroupedProduct, *operands: Array) -> Any:
+    """Compute the spec with a product of rows in groups, in XLA's faster form around it."""
+    layer = functools.partial(plain, spec.top_k, "scales of sums", gathers=spec.backward, multiply=product)
+    return with_gradients(layer, *operands) if spec.backward else layer(*operands)
+
+
+def plain(
+    top_k: int,
+    form: Form,
+    x: Array,
+    logits: Array,
+    *operands: Array,
+    gathers: bool = False,
+    multiply: GroupedProduct = by_xla,
+) -> Array:
     *weights, sizes = operands
     copies = _gathered_back if gathers else _copies
     probabilities, experts = lax.top_k(jax.nn.softmax(logits), top_k)
     probabilities /= probabilities.sum(1, keepdims=True)
     order = jnp.argsort(experts.reshape(-1))
-    gate, up, down = (_product(weights, number, sizes, form) for number in range(3))
+    gate, up, down = (_product(weights, number, sizes, form, multiply) for number in range(3))
     place = jnp.argsort(order)
     rows = copies(x, order, place)
     hidden = jax.nn.silu(gate(rows)) * up(rows)
@@ -117,14 +132,14 @@ def _sums_of_copies(residuals: tuple[Array, Array], cotangent: Array) -> tuple[A
 _gathered_back.defvjp(_copies_and_places, _sums_of_copies)
 
 
-def _product(weights: Sequence[Array], number: int, sizes: Array, form: Form) -> Any:
+def _product(weights: Sequence[Array], number: int, sizes: Array, form: Form, of_floats: GroupedProduct) -> Any:
     """Return a function of rows: their product with one of the matrices, which may be quantized."""
 
     def product(rows: Array) -> Array:
         matrices, dtype = weights[number], rows.dtype
-        multiply = functools.partial(lax.ragged_dot, rows, group_sizes=sizes)
         if len(weights) == 3:
-            return multiply(matrices, preferred_element_type=dtype)
+            return of_floats(rows, matrices, sizes)
+        multiply = functools.partial(lax.ragged_dot, rows, group_sizes=sizes)
         scales = weights[number + 3]
         if form == "scales of matrices":
             return multiply(Quantized(matrices, scales).dequantize(dtype), preferred_element_type=dtype)
