@@ -91,6 +91,11 @@ class MoeSliceContest(NetworkContest):
 
         return raced(spec, chip)
 
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        from systolic.bench.moe_slice_peers import peers  # needs JAX
+
+        return peers(spec, chip, self.slice_mesh)
+
 
 class PatternContest(NetworkContest):
     """Races block-sparse products with blocks where a pattern has them."""
