@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from systolic.bench.moe_layers import LayerSpec
+from systolic.bench.moe_layer_spec import LayerSpec
 from systolic.bench.moe_programs import GroupedProduct, by_xla
 from systolic.chips import Chip
 from systolic.ops.moe import moe

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from systolic.bench.cases import EXPERT, Case
 from systolic.bench.contests import MoeSliceContest
+from systolic.bench.moe_layer_spec import LayerSpec
 from systolic.chips import SliceError
-from systolic.ops.moe.spec import MoeSpec
-from systolic.spec import SliceMesh, dtype_bytes
+from systolic.spec import SliceMesh
 
 # Hidden size, intermediate size of an expert, experts, and experts of a token, of the models' published config.json.
 LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
@@ -39,29 +39,6 @@ _FORMATS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 }
 _MAX_TOKENS_HBM_BOUND = 512  # HBM binds up to here: each expert multiplies a few rows by all of its weights
 _TRAINED_MODEL, _TRAINED_TOKENS = "qwen3-30b", (2048, 8192)  # also with gradients
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec(MoeSpec):
-    """A layer; with `backward` the gradients of x, logits and the three matrices are results too."""
-
-    backward: bool = False
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions of the products; the backward pass has two more of each."""
-        return (3 if self.backward else 1) * super(LayerSpec, self).flops
-
-    @property
-    def least_hbm_bytes(self) -> int:
-        """Bytes of all arrays, once; in the backward pass all are read once more, and as many gradients written.
-
-        The result's cotangent is read in its place.
-        """
-        forward = super(LayerSpec, self).least_hbm_bytes
-        if not self.backward:
-            return forward
-        return 3 * forward - dtype_bytes(self.dtype) * self.m * self.k
 
 
 def moe_layers(dtype: str) -> Iterator[Case]:

@@ -17,7 +17,7 @@ from systolic.bench import layer_programs, moe_layer_programs, moe_programs
 from systolic.bench.cases import Case, fused_spec
 from systolic.bench.layers import LayersSpec, Which
 from systolic.bench.moe import Kind, MoeSpec
-from systolic.bench.moe_layers import LayerSpec
+from systolic.bench.moe_layer_spec import LayerSpec
 from systolic.bench.suites import OPERAND_STACKS, STACKS, Fused, suite
 from systolic.chips import chip
 from systolic.ops.matmul.programs import raced
