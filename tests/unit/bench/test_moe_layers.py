@@ -55,6 +55,23 @@ def test_devices_share_experts_and_tokens() -> None:
     assert raced.arguments[-1].sum() >= 4096  # of the device with the most rows
 
 
+def test_public_kernels_race_or_say_why_not() -> None:
+    cases = [case for case in suite("moe-layer") if case.name == "qwen3-235b layer 4096"]
+    (case,) = layers_on_slice(cases, "2x4", {"expert": 8})
+    peers = {peer.name: peer for peer in case.contest.peers(case.spec, chip("v6e"))}
+    alone = list(cases[0].contest.peers(cases[0].spec, chip("v6e")))
+    assert [peer.name for peer in alone] == ["megablox", "megablox, whole k", "tokamax v2"]
+    assert all((peer.program is None) == bool(peer.reason) for peer in (*alone, *peers.values()))
+    shapes = {name: [one.shape for one in peer.arguments or ()] for name, peer in peers.items()}
+    tokens, down, logits = (4096, 4096), (128, 1536, 4096), (4096, 128)
+    assert shapes == {
+        "tpu-inference": [tokens, (128, 2, 4096, 1536), down, logits],
+        "tokamax": [tokens, (128, 4096, 3072), down, logits],
+    }
+    quantized = next(case for case in suite("moe-layer") if case.spec.dtype_rhs)
+    assert not list(quantized.contest.peers(quantized.spec, chip("v6e")))
+
+
 @pytest.mark.parametrize(
     ("name", "mesh", "reason"),
     [
