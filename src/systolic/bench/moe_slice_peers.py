@@ -46,7 +46,7 @@ def peers(spec: MoeSpec, chip: Chip, mesh: SliceMesh) -> Iterator[Peer]:
             "float32",
         ),
     )
-    for name, found, package, program, axes, gate_and_up, dtype_logits in kernels:
+    for name, has_package, package, program, axes, gate_and_up, dtype_logits in kernels:
         made = Mesh(devices.reshape((1,) * (len(axes) - 1) + (-1,)), axes)
         shapes = (
             (whole, spec.dtype),
@@ -56,8 +56,8 @@ def peers(spec: MoeSpec, chip: Chip, mesh: SliceMesh) -> Iterator[Peer]:
         )
         yield Peer(
             name=name,
-            program=functools.partial(program, made, spec.top_k) if found else None,
-            reason="" if found else f"{package} is not installed",
+            program=functools.partial(program, made, spec.top_k) if has_package else None,
+            reason="" if has_package else f"{package} is not installed",
             arguments=tuple(
                 jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(made, PartitionSpec(EXPERT)))
                 for shape, dtype in shapes

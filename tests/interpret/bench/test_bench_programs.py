@@ -203,9 +203,8 @@ def test_a_layer_and_its_gradients(implementation: str) -> None:
     chosen = np.argsort(-arrays[1], axis=1)[:, : spec.top_k]
     with jax.enable_x64(True):
         dense = functools.partial(dense_layer, chosen)
-        wanted = moe_layer_programs.with_gradients(
-            lambda *given: dense(*given[:-1]), *(np.float64(one) for one in arrays), np.zeros(3), np.float64(cotangent)
-        )
+        exact: list[Any] = [np.float64(array) for array in (*arrays, np.zeros(3), cotangent)]
+        wanted = moe_layer_programs.with_gradients(lambda *given: dense(*given[:-1]), *exact)
     operands = (*arrays, np.bincount(chosen.reshape(-1), minlength=3).astype(np.int32), cotangent)
     assert list(programs.xla_forms) == ["gradients by gathers"]
     with jax.default_matmul_precision("highest"):
