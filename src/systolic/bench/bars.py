@@ -30,8 +30,8 @@ _QUANTIZED_SHARES = {
 # and the docs' kernel's time over ours.
 _SPARSE_SHARES = {"512²": 0.85, "256²": 0.75, "128²": 0.5}
 _SPARSE_RATIO = 1.5
-# XLA's time over ours, of layers of experts: by HBM with few tokens, and where XLA's gathers count.
-_MOE_LAYER_RATIOS = {"layer of few tokens": 1.15, "layer of many tokens": 1.8}
+# XLA's time over ours, of layers of experts: by HBM with few tokens, where XLA's gathers count, and of training.
+_MOE_LAYER_RATIOS = {"layer of few tokens": 1.15, "layer of many tokens": 1.8, "layer and gradients": 1.6}
 # A pass over an operand outside the kernel, as a share of the time, above which it counts as a copy of a large one.
 _OTHER_OPS_SHARE = 0.02
 

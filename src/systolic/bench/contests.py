@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from systolic.bench.contest import Contest
@@ -64,7 +65,15 @@ class MoeLayerContest(NetworkContest):
         from systolic.bench.moe_layer_programs import raced  # needs JAX
 
         programs = raced(spec, chip)
-        return replace(programs, ours=row_major(programs.ours), xla=row_major(programs.xla))
+        forms = {name: row_major(fn) for name, fn in programs.xla_forms.items()}
+        return replace(programs, ours=row_major(programs.ours), xla=row_major(programs.xla), xla_forms=forms)
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        from systolic.bench.moe_layer_programs import layer_by  # needs JAX
+        from systolic.bench.moe_peers import peers_of
+
+        for peer in () if spec.dtype_rhs else peers_of(partial(layer_by, spec)):
+            yield replace(peer, program=peer.program and row_major(peer.program))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,11 @@ class MoeSliceContest(NetworkContest):
         from systolic.bench.moe_device_programs import raced  # needs JAX
 
         return raced(spec, chip)
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        from systolic.bench.moe_slice_peers import peers  # needs JAX
+
+        return peers(spec, chip, self.slice_mesh)
 
 
 class PatternContest(NetworkContest):

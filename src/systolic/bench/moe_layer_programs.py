@@ -3,12 +3,15 @@
 XLA's program is given the sizes of groups, which it would have to count: a simulation does not know what a router
 sends. With quantized experts that have a scale for each column it has two forms: scales multiply the matrices, or the
 rows of the products; and a third, products of codes, with quantized rows. Other scales multiply the matrices.
+
+JAX differentiates both. It transposes XLA's gathers to scatters, which add row by row; in a second form their gradients
+are gathers too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,21 +19,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from systolic.bench.moe_layer_spec import LayerSpec
+from systolic.bench.moe_programs import GroupedProduct, by_xla
 from systolic.chips import Chip
 from systolic.ops.moe import moe
 from systolic.ops.moe.routing import typical_counts
-from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.op_programs import RacedPrograms
 from systolic.ops.quantized import Quantized, quantize
 
 Form = Literal["scales of sums", "scales of matrices", "quantized rows"]
 
 
-def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
+def raced(spec: LayerSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
     """Return both programs.
 
-    Arguments are x, the router's logits, gate, up and down, their scales if they are quantized, and XLA's sizes of
-    groups.
+    Arguments are x, the router's logits, gate, up and down, their scales if they are quantized, XLA's sizes of groups,
+    and in the backward pass the cotangent of the result.
     """
     experts = spec.experts
     x = jax.ShapeDtypeStruct((spec.m, spec.k), jnp.dtype(spec.dtype))
@@ -49,16 +53,25 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPro
         names.append("quantized rows")
     forms = {name: functools.partial(plain, spec.top_k, name) for name in names}
     xla = forms.pop(names[0])
-    return RacedPrograms(
-        spec=spec,
-        arguments=(x, logits, *weights, *(scales if spec.dtype_rhs else ()), sizes),
-        ours=functools.partial(_ours, spec, implementation, chip),
-        xla=xla,
-        xla_forms=forms if spec.dtype_rhs else {},
-    )
+    ours = functools.partial(_ours, spec, implementation, chip)
+    arguments = x, logits, *weights, *(scales if spec.dtype_rhs else ()), sizes
+    if spec.backward:
+        gathers = functools.partial(xla, gathers=True)
+        ours, xla, gathers = (functools.partial(with_gradients, layer) for layer in (ours, xla, gathers))
+        return RacedPrograms(
+            spec=spec, arguments=(*arguments, x), ours=ours, xla=xla, xla_forms={"gradients by gathers": gathers}
+        )
+    return RacedPrograms(spec=spec, arguments=arguments, ours=ours, xla=xla, xla_forms=forms if spec.dtype_rhs else {})
 
 
-def _ours(spec: MoeSpec, implementation: Any, chip: Chip, x: Array, logits: Array, *operands: Array) -> Array:
+def with_gradients(layer: Callable[..., Array], *operands: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Return the layer's result, and the gradients of its arrays; operands end with sizes and the cotangent."""
+    *arrays, sizes, cotangent = operands
+    result, back = jax.vjp(lambda *arrays: layer(*arrays, sizes), *arrays)
+    return result, back(cotangent)
+
+
+def _ours(spec: LayerSpec, implementation: Any, chip: Chip, x: Array, logits: Array, *operands: Array) -> Array:
     *weights, _ = operands
     matrices = [
         Quantized(weights[number], weights[number + 3]) if len(weights) > 3 else weights[number] for number in range(3)
@@ -67,26 +80,66 @@ def _ours(spec: MoeSpec, implementation: Any, chip: Chip, x: Array, logits: Arra
     return moe(x, logits, *matrices, top_k=spec.top_k, **options)
 
 
-def plain(top_k: int, form: Form, x: Array, logits: Array, *operands: Array) -> Array:
+def layer_by(spec: LayerSpec, product: GroupedProduct, *operands: Array) -> Any:
+    """Compute the spec with a product of rows in groups, in XLA's faster form around it."""
+    layer = functools.partial(plain, spec.top_k, "scales of sums", gathers=spec.backward, multiply=product)
+    return with_gradients(layer, *operands) if spec.backward else layer(*operands)
+
+
+def plain(
+    top_k: int,
+    form: Form,
+    x: Array,
+    logits: Array,
+    *operands: Array,
+    gathers: bool = False,
+    multiply: GroupedProduct = by_xla,
+) -> Array:
     *weights, sizes = operands
+    copies = _gathered_back if gathers else _copies
     probabilities, experts = lax.top_k(jax.nn.softmax(logits), top_k)
     probabilities /= probabilities.sum(1, keepdims=True)
     order = jnp.argsort(experts.reshape(-1))
-    gate, up, down = (_product(weights, number, sizes, form) for number in range(3))
-    rows = x[order // top_k]
+    gate, up, down = (_product(weights, number, sizes, form, multiply) for number in range(3))
+    place = jnp.argsort(order)
+    rows = copies(x, order, place)
     hidden = jax.nn.silu(gate(rows)) * up(rows)
-    results = down(hidden)[jnp.argsort(order)].reshape(*probabilities.shape, -1)
+    results = copies(down(hidden), place, order).reshape(*probabilities.shape, -1)
     return (results.astype(jnp.float32) * probabilities[..., None]).sum(1).astype(x.dtype)
 
 
-def _product(weights: Sequence[Array], number: int, sizes: Array, form: Form) -> Any:
+def _copies(rows: Array, order: Array, place: Array) -> Array:
+    """Return as many copies of each row, in this order, the inverse of `place`."""
+    return rows[order // (len(order) // len(rows))]
+
+
+@jax.custom_vjp
+def _gathered_back(rows: Array, order: Array, place: Array) -> Array:
+    """Return `_copies`, whose gradient is a gather too."""
+    return _copies(rows, order, place)
+
+
+def _copies_and_places(rows: Array, order: Array, place: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _copies(rows, order, place), (place, rows[:, :0])
+
+
+def _sums_of_copies(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, None, None]:
+    place, like = residuals
+    total = cotangent[place].reshape(len(like), -1, cotangent.shape[1]).sum(1, dtype=jnp.float32)
+    return total.astype(cotangent.dtype), None, None
+
+
+_gathered_back.defvjp(_copies_and_places, _sums_of_copies)
+
+
+def _product(weights: Sequence[Array], number: int, sizes: Array, form: Form, of_floats: GroupedProduct) -> Any:
     """Return a function of rows: their product with one of the matrices, which may be quantized."""
 
     def product(rows: Array) -> Array:
         matrices, dtype = weights[number], rows.dtype
-        multiply = functools.partial(lax.ragged_dot, rows, group_sizes=sizes)
         if len(weights) == 3:
-            return multiply(matrices, preferred_element_type=dtype)
+            return of_floats(rows, matrices, sizes)
+        multiply = functools.partial(lax.ragged_dot, rows, group_sizes=sizes)
         scales = weights[number + 3]
         if form == "scales of matrices":
             return multiply(Quantized(matrices, scales).dequantize(dtype), preferred_element_type=dtype)

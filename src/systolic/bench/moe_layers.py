@@ -9,8 +9,8 @@ from typing import Any
 
 from systolic.bench.cases import EXPERT, Case
 from systolic.bench.contests import MoeSliceContest
+from systolic.bench.moe_layer_spec import LayerSpec
 from systolic.chips import SliceError
-from systolic.ops.moe.spec import MoeSpec
 from systolic.spec import SliceMesh
 
 # Hidden size, intermediate size of an expert, experts, and experts of a token, of the models' published config.json.
@@ -38,6 +38,7 @@ _FORMATS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "deepseek-v3": (_SQUARES,),
 }
 _MAX_TOKENS_HBM_BOUND = 512  # HBM binds up to here: each expert multiplies a few rows by all of its weights
+_TRAINED_MODEL, _TRAINED_TOKENS = "qwen3-30b", (2048, 8192)  # also with gradients
 
 
 def moe_layers(dtype: str) -> Iterator[Case]:
@@ -53,15 +54,20 @@ def moe_layers(dtype: str) -> Iterator[Case]:
     for ((model, k, n, experts, top_k), (form, quantized_as)), m in sizes:
         group = " ".join(filter(None, (form, f"layer of {'few' if m <= _MAX_TOKENS_HBM_BOUND else 'many'} tokens")))
         name = " ".join(filter(None, (model, form, "layer")))
-        spec = MoeSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, **quantized_as)
+        spec = LayerSpec(m=m, k=k, n=n, experts=experts, top_k=top_k, dtype=dtype, **quantized_as)
         yield Case(suite=SUITE, group=group, name=f"{name} {m}", spec=spec, series=name)
+        if name == f"{_TRAINED_MODEL} layer" and m in _TRAINED_TOKENS:
+            name = f"{name} and gradients"
+            spec = replace(spec, backward=True)
+            yield Case(suite=SUITE, group="layer and gradients", name=f"{name} {m}", spec=spec, series=name)
 
 
 def layers_on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
     """Return layers whose experts and tokens are cut over a slice.
 
     Raises:
-      SliceError: the mesh has another axis than `expert`, or quantized experts, whose programs are of one device.
+      SliceError: the mesh has another axis than `expert`; or a layer has quantized experts or gradients, whose
+        programs are of one device.
       SpecError: it does not divide the experts or the tokens.
     """
     if list(mesh) != [EXPERT] or mesh[EXPERT] < 2:
@@ -69,7 +75,7 @@ def layers_on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int
         raise SliceError(
             f"suite {SUITE} is cut over one axis of several devices, {EXPERT}, not {axes}: --mesh {EXPERT}=8"
         )
-    if quantized := [case for case in cases if case.spec.dtype_rhs]:
-        raise SliceError(f"{quantized[0].name} runs on one device; leave it out with --only")
+    if alone := [case for case in cases if case.spec.dtype_rhs or case.spec.backward]:
+        raise SliceError(f"{alone[0].name} runs on one device; leave it out with --only")
     contest = MoeSliceContest(slice_mesh=SliceMesh.of(topology, **mesh))
     return [replace(case, contest=contest, spec=replace(case.spec, devices=mesh[EXPERT])) for case in cases]

@@ -31,7 +31,7 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPro
         spec=spec,
         arguments=arguments(spec),
         ours=ours,
-        xla=functools.partial(product_of, spec, _xla),
+        xla=functools.partial(product_of, spec, by_xla),
     )
 
 
@@ -73,5 +73,5 @@ def _gated(chip: Chip, implementation: Any, x: Array, gate: Array, up: Array, si
     return grouped_matmul(x, gate, sizes, up=up, activation="silu", implementation=implementation, chip=chip)
 
 
-def _xla(lhs: Array, rhs: Array, sizes: Array) -> Array:
+def by_xla(lhs: Array, rhs: Array, sizes: Array) -> Array:
     return lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=lhs.dtype)

@@ -37,6 +37,13 @@ def kernel_module(name: str) -> Any:
         if module_spec is None:
             raise ModuleNotFoundError(f"{PACKAGE} is not installed: python -m pip install --no-deps tpu-inference")
         package, logger = importlib.util.module_from_spec(module_spec), types.ModuleType(f"{PACKAGE}.logger")
-        logger.__dict__["init_logger"] = logging.getLogger
+        logger.__dict__["init_logger"] = _logger
         sys.modules |= {PACKAGE: package, logger.__name__: logger}
     return importlib.import_module(f"{PACKAGE}.kernels.{name}")
+
+
+def _logger(name: str) -> logging.Logger:
+    """Return a logger that also has vLLM's `warning_once`."""
+    logger = logging.getLogger(name)
+    logger.__dict__["warning_once"] = logger.warning
+    return logger

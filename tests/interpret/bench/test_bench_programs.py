@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from systolic.bench import layer_programs, moe_programs
+from systolic.bench import layer_programs, moe_layer_programs, moe_programs
 from systolic.bench.cases import Case, fused_spec
 from systolic.bench.layers import LayersSpec, Which
 from systolic.bench.moe import Kind, MoeSpec
+from systolic.bench.moe_layer_spec import LayerSpec
 from systolic.bench.suites import OPERAND_STACKS, STACKS, Fused, suite
 from systolic.chips import chip
 from systolic.ops.matmul.programs import raced
@@ -184,3 +187,37 @@ def test_layers_of_experts(kind: Kind) -> None:
     with jax.default_matmul_precision("highest"):
         found, wanted = (np.asarray(jax.jit(fn)(*arrays, sizes)) for fn in (programs.ours, programs.xla))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=4e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("interpret", marks=pytest.mark.slow)])
+def test_a_layer_and_its_gradients(implementation: str) -> None:
+    """Ours, XLA's, and the form whose gradients are gathers, next to float64."""
+    spec = LayerSpec(m=24, k=128, n=128, experts=3, top_k=2, dtype="float32", backward=True)
+    programs = moe_layer_programs.raced(spec, V5E, implementation)
+    random = np.random.default_rng(0)
+    *shapes, _, cotangent = programs.arguments
+    *arrays, cotangent = [
+        random.standard_normal(one.shape, np.float32) / one.shape[-2] ** 0.5 for one in (*shapes, cotangent)
+    ]
+    chosen = np.argsort(-arrays[1], axis=1)[:, : spec.top_k]
+    with jax.enable_x64(True):
+        dense = functools.partial(dense_layer, chosen)
+        exact: list[Any] = [np.float64(array) for array in (*arrays, np.zeros(3), cotangent)]
+        wanted = moe_layer_programs.with_gradients(lambda *given: dense(*given[:-1]), *exact)
+    operands = (*arrays, np.bincount(chosen.reshape(-1), minlength=3).astype(np.int32), cotangent)
+    assert list(programs.xla_forms) == ["gradients by gathers"]
+    with jax.default_matmul_precision("highest"):
+        for program in (programs.ours, programs.xla, *programs.xla_forms.values()):
+            results = jax.tree.leaves(jax.jit(program)(*operands))
+            assert len(results) == 6
+            for one, other in zip(results, jax.tree.leaves(wanted), strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+
+
+def dense_layer(chosen: np.ndarray, x: Any, logits: Any, gate: Any, up: Any, down: Any) -> Any:
+    """All experts of all tokens, and zero weights for those that are not chosen."""
+    is_chosen = (chosen[..., None] == np.arange(logits.shape[1])).any(1)
+    weights = jax.nn.softmax(jnp.where(is_chosen, logits, -jnp.inf))
+    hidden = jax.nn.silu(jnp.einsum("td,edf->tef", x, gate)) * jnp.einsum("td,edf->tef", x, up)
+    return jnp.einsum("tef,efd,te->td", hidden, down, weights)

@@ -198,6 +198,18 @@ def test_second_derivatives() -> None:
 
 
 @pytest.mark.exhaustive
+def test_second_derivatives_of_a_gated_product() -> None:
+    random, sizes = np.random.default_rng(0), np.array([5, 0, 6, 2])
+    lhs, gate, up = (jnp.asarray(random.normal(size=shape) / 4, jnp.float32) for shape in ((16, 8), *[(4, 8, 8)] * 2))
+
+    def product(lhs: Any, gate: Any, up: Any) -> Any:
+        return systolic.grouped_matmul(lhs, gate, sizes, up=up, activation="silu", implementation="xla")
+
+    with jax.default_matmul_precision("highest"):
+        check_grads(jax.jit(product), (lhs, gate, up), order=2, modes=["fwd", "rev"], atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.exhaustive
 def test_the_gradient_of_some_of_the_groups() -> None:
     random, sizes = np.random.default_rng(0), [9, 7, 0, 12, 4]
     lhs, cotangent = (reference.small_integers(random, (40, 128), "float32") for _ in "ln")

@@ -89,6 +89,27 @@ def test_nothing_of_a_dropped_token_reaches_another(implementation: str) -> None
     np.testing.assert_allclose(out, expected(X, kept, np.ones_like(weights)), atol=2e-5)
 
 
+@pytest.mark.exhaustive
+def test_nothing_of_a_dropped_token_reaches_a_gradient() -> None:
+    ids, weights, x = np.full((TOKENS, 1), 2), np.ones((TOKENS, 1), np.float32), X.copy()
+    ids[:2] = -1
+    dropped = np.r_[0, 1, 7:TOKENS]  # 5 rows are kept
+    x[dropped] = weights[dropped] = np.nan
+    cotangent = np.random.default_rng(5).normal(size=X.shape).astype(np.float32)
+
+    def gradients(x: np.ndarray, weights: np.ndarray, ids: np.ndarray, capacity: int | None) -> Any:
+        def layer(x: jax.Array, weights: jax.Array, *matrices: jax.Array) -> jax.Array:
+            plain: dict[str, Any] = {"implementation": "xla", "precision": "highest"}
+            return systolic.moe(x, (ids, weights), *matrices, capacity=capacity, **plain)
+
+        return jax.jit(jax.vjp(layer, x, weights, GATE, UP, DOWN)[1])(cotangent)
+
+    kept = np.where(np.isin(np.arange(TOKENS), dropped)[:, None], -1, ids)
+    expected_gradients = gradients(X, np.ones_like(weights), kept, None)
+    for one, other in zip(gradients(x, weights, ids, 5), expected_gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
 def test_no_tokens_are_no_tokens() -> None:
     out = systolic.moe(X[:0], np.zeros((0, EXPERTS), np.float32), GATE, UP, DOWN, top_k=2)
     assert out.shape == (0, D)

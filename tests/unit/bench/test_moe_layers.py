@@ -21,11 +21,14 @@ def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
     few, many = "layer of few tokens", "layer of many tokens"
     quantized = {"int8": 1, "e4m3": 1, "e4m3/128x128": 2, "int4/128": 1, "w8a8": 1}
     formats = {f"{name} {group}": models * 2 for name, models in quantized.items() for group in (few, many)}
-    assert Counter(case.group for case in cases) == {few: 10, many: 11, **formats}
+    assert Counter(case.group for case in cases) == {few: 10, many: 11, "layer and gradients": 2, **formats}
     layer = next(case.spec for case in cases if case.name == "qwen3-30b layer 2048")
     assert layer.flops == 2048 * 8 * 3 * 2 * 2048 * 768
     experts, other_bytes = 3 * 128 * 2048 * 768, 2 * 2 * 2048 * 2048 + 4 * 2048 * 128
     assert layer.least_hbm_bytes == 2 * experts + other_bytes
+    gradients = next(case.spec for case in cases if case.name == "qwen3-30b layer and gradients 2048")
+    assert gradients.flops == 3 * layer.flops
+    assert gradients.least_hbm_bytes == 3 * (2 * experts + 4 * 2048 * 128) + 5 * 2 * 2048 * 2048
     int8 = next(case.spec for case in cases if case.name == "qwen3-30b int8 layer 2048")
     assert int8.least_hbm_bytes == experts + other_bytes + 4 * 128 * (2 * 768 + 2048)
     squares = next(case.spec for case in cases if case.name == "qwen3-30b e4m3/128x128 layer 2048")
@@ -52,12 +55,30 @@ def test_devices_share_experts_and_tokens() -> None:
     assert raced.arguments[-1].sum() >= 4096  # of the device with the most rows
 
 
+def test_public_kernels_race_or_say_why_not() -> None:
+    cases = [case for case in suite("moe-layer") if case.name == "qwen3-235b layer 4096"]
+    (case,) = layers_on_slice(cases, "2x4", {"expert": 8})
+    peers = {peer.name: peer for peer in case.contest.peers(case.spec, chip("v6e"))}
+    alone = list(cases[0].contest.peers(cases[0].spec, chip("v6e")))
+    assert [peer.name for peer in alone] == ["megablox", "megablox, whole k", "tokamax v2"]
+    assert all((peer.program is None) == bool(peer.reason) for peer in (*alone, *peers.values()))
+    shapes = {name: [one.shape for one in peer.arguments or ()] for name, peer in peers.items()}
+    tokens, down, logits = (4096, 4096), (128, 1536, 4096), (4096, 128)
+    assert shapes == {
+        "tpu-inference": [tokens, (128, 2, 4096, 1536), down, logits],
+        "tokamax": [tokens, (128, 4096, 3072), down, logits],
+    }
+    quantized = next(case for case in suite("moe-layer") if case.spec.dtype_rhs)
+    assert not list(quantized.contest.peers(quantized.spec, chip("v6e")))
+
+
 @pytest.mark.parametrize(
     ("name", "mesh", "reason"),
     [
         ("qwen3-30b layer", {"model": 8}, "expert, not model=8"),
         ("qwen3-30b layer", {"expert": 1}, "several devices"),
         ("qwen3-30b int8", {"expert": 8}, "runs on one device"),
+        ("and gradients", {"expert": 8}, "runs on one device"),
     ],
 )
 def test_meshes_that_do_not_suit(name: str, mesh: dict[str, int], reason: str) -> None:

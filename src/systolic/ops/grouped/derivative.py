@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.ops.engine.backend import OfProduct
-from systolic.ops.engine.cuts import axes_of
+from systolic.ops.engine.cuts import axes_of, cut_like
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
+from systolic.ops.engine.linear import linear, perturbed
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.grouped.codes import in_floats
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
@@ -32,9 +34,16 @@ class _Multiply(OfProduct):
     def multiply(self, lhs: Array, rhs: Array, rest: Grouping) -> Array:
         return _product(self.product, lhs, rhs, rest, Fused())
 
-    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Grouping) -> Array:
+    def lhs_cotangent(
+        self, cotangent: Array, lhs: Array, rhs: Array, rest: Grouping, residual: Array | None = None
+    ) -> Array:
         product = self.product.anew(transpose_rhs=not self.product.transpose_rhs, dtype_out=lhs.dtype.name)
-        return multiply(product, cotangent.astype(lhs.dtype), rhs, rest)
+        cotangent = cotangent.astype(lhs.dtype)
+        if residual is None:
+            return multiply(product, cotangent, rhs, rest)
+        if explicit_mesh([cotangent, rhs]) is not None:
+            return residual + multiply(product, cotangent, rhs, rest)
+        return multiply_fused(product, cotangent, rhs, rest, Fused(residual=residual))
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Grouping) -> Array:
         product = self.product.anew(transpose_rhs=False, dtype_out=rhs.dtype.name, group_axes=next(axes_of(rhs)))
@@ -72,6 +81,70 @@ def gradient(product: GroupedProduct, groups: int, lhs: Array, rhs: Array, group
     return bilinear(_Gradient(product=product, groups=groups), lhs, rhs, grouping)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def multiply_both(
+    product: GroupedProduct, lhs: Array, rhs: Array, up: Array, grouping: Grouping
+) -> tuple[Array, Array]:
+    """Return `multiply` by both matrices. Of its two gradients in lhs, the second product's kernel adds the first."""
+    return multiply(product, lhs, rhs, grouping), multiply(product, lhs, up, grouping)
+
+
+@functools.partial(multiply_both.defjvp, symbolic_zeros=True)
+def _tangents_of_both(
+    product: GroupedProduct, primals: tuple[Array, Array, Array, Grouping], tangents: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    *arrays, grouping = primals
+    outs = multiply_both(product, *primals)
+    leaves, structure = jax.tree.flatten(grouping)
+    tangent = _OfBoth(product=product, structure=structure)
+    return outs, linear(tangent, [*arrays, *leaves], perturbed(tangents[:3]), outs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfBoth:
+    """The derivative of `multiply_both`. Its residuals are lhs, both matrices and the leaves of the grouping."""
+
+    product: GroupedProduct
+    structure: Any  # of the grouping
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        lhs, *matrices, grouping = self._unpacked(residuals)
+        lhs_tangent, *tangents = arguments
+        outs = []
+        for matrix, tangent in zip(matrices, tangents, strict=True):
+            terms = [multiply(self.product, lhs_tangent, matrix, grouping)] if lhs_tangent is not None else []
+            terms += [multiply(self.product, lhs, tangent, grouping)] if tangent is not None else []
+            shape = lhs.shape[0], matrix.shape[1 if self.product.transpose_rhs else 2]
+            outs.append(functools.reduce(jnp.add, terms) if terms else jnp.zeros(shape, self.product.dtype_out))
+        return outs
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        lhs, *matrices, grouping = self._unpacked(residuals)
+        of_lhs, *of_matrices = arguments
+        rules, lhs_cotangent = _Multiply(product=self.product), None
+        if of_lhs is not None:
+            lhs_cotangent = rules.lhs_cotangent(cotangents[0], lhs, matrices[0], grouping)
+            lhs_cotangent = rules.lhs_cotangent(cotangents[1], lhs, matrices[1], grouping, lhs_cotangent)
+            lhs_cotangent = cut_like(lhs_cotangent, lhs)
+        return [
+            lhs_cotangent,
+            *(
+                None if argument is None else cut_like(rules.rhs_cotangent(cotangent, lhs, matrix, grouping), matrix)
+                for argument, cotangent, matrix in zip(of_matrices, cotangents, matrices, strict=True)
+            ),
+        ]
+
+    def _unpacked(self, residuals: Sequence[Array]) -> Sequence[Any]:
+        lhs, rhs, up, *leaves = residuals
+        return lhs, rhs, up, self.structure.unflatten(leaves)
+
+
 def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     """Return `activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual`, in one kernel.
 
@@ -89,8 +162,10 @@ def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Gr
     def in_two(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
         lhs, rhs, grouping, fused = operands
         plain = product.plain.anew(dtype_out=_kept_dtype(lhs))
-        total = multiply(plain, lhs, rhs, grouping)
-        up = multiply(plain, lhs, fused.up, grouping) if fused.up is not None else None
+        if fused.up is None:
+            total, up = multiply(plain, lhs, rhs, grouping), None
+        else:
+            total, up = multiply_both(plain, lhs, rhs, fused.up, grouping)
         mesh = explicit_mesh([total])
         if mesh is not None:
             return sharded_finish(mesh, product, total, up, rhs.shape[0], grouping, fused)

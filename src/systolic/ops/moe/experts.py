@@ -21,9 +21,19 @@ class Experts(NamedTuple):
     bias_down: Any
 
 
-def mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:
-    """Return the experts' results for rows sorted by expert; `options` are passed to `product`."""
-    first = {"bias": experts.bias_gate, "activation": activation, **options}
+def mlp(
+    x: Array,
+    experts: Experts,
+    sizes: Array,
+    activation: Any,
+    options: dict[str, Any],
+    row_scale: Array | None = None,
+) -> Array:
+    """Return the experts' results for rows sorted by expert; `options` are passed to `product`.
+
+    `row_scale` multiplies the rows between the products, without `bias_up`.
+    """
+    first = {"bias": experts.bias_gate, "activation": activation, "row_scale": row_scale, **options}
     if experts.up is None or experts.bias_up is None:
         hidden = product(x, experts.gate, sizes, up=experts.up, **first)
     else:  # the gated kernel has a bias for the first product only

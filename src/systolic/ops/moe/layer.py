@@ -18,12 +18,13 @@ from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp, product
 from systolic.ops.moe.forms import DeviceForm
 from systolic.ops.moe.gathering import spread_of_all_devices
-from systolic.ops.moe.permuting import Summing, combined, spread
+from systolic.ops.moe.permuting import Summing, spread
 from systolic.ops.moe.plan import faster_form
 from systolic.ops.moe.ring.hidden import RingHidden
 from systolic.ops.moe.ring.summing import combined_over_devices
 from systolic.ops.moe.routing import sorted_by_expert, sorted_with_values
 from systolic.ops.moe.spec import MoeSpec
+from systolic.ops.moe.weighting import weighted_sum
 
 
 def experts_sum(
@@ -51,12 +52,12 @@ def experts_sum(
     # On one of several devices most rows may be of no group: zeros there would take longer than the product.
     leaves_rest = call.first_expert is not None
     options = {**options, "rows_per_group": -(-ids.size // call.experts), "leaves_rest": leaves_rest}
+    summing = Summing(backend=backend, dtype_out=call.x.dtype.name, used_rows=used_rows)
+    if axis is None:
+        return weighted_sum(summing, x, experts, call.weights, choices, activation, options)
     with jax.named_scope("experts"):
         results = mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
-        summing = Summing(backend=backend, dtype_out=call.x.dtype.name, used_rows=used_rows)
-        if axis is None:
-            return combined(summing, results, call.weights, choices)
         return combined_over_devices(summing, axis, results, call.weights, choices)
 
 

@@ -20,7 +20,7 @@ from systolic.kernels.packed_rows import PACKED_DTYPES
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.derivative import bilinear
 from systolic.ops.engine.dispatch import Run, dispatched, one_at_a_time
-from systolic.ops.engine.linear import linear
+from systolic.ops.engine.linear import Linear, linear
 from systolic.ops.engine.target import explicit_mesh, without_kernel
 from systolic.ops.moe.combining import combine_by_pallas, combine_by_xla, combine_spec, kept_rows
 from systolic.ops.moe.forms import Form, combine_form, spread_form
@@ -74,12 +74,12 @@ def tokens_of_rows(choices: Sorted, tokens: int, rows: int) -> Array:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _moved(move: _Spread, array: Array, choices: Sorted) -> Array:
+def _moved(move: Linear, array: Array, choices: Sorted) -> Array:
     return move.forward(choices, (array,))[0]
 
 
 @_moved.defjvp
-def _tangent(move: _Spread, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _tangent(move: Linear, primals: Any, tangents: Any) -> tuple[Array, Array]:
     array, choices = primals
     out = _moved(move, array, choices)
     return out, linear(move, choices, (tangents[0],), (out,))[0]
@@ -148,16 +148,26 @@ class Summing:
 
     def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
         rows = lhs.shape[0]
-        weights = lax.sort((rest.place, rhs.reshape(-1)), num_keys=1)[1][:rows, None]
+        weights = _by_expert(rhs, rest, rows)[:, None]
         cotangents = spread(self.backend, cotangent, rest, rows, self.used_rows).astype(jnp.float32)
         return kept_rows(cotangents * weights, rest).astype(lhs.dtype)
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
         rows = spread(self.backend, cotangent, rest, lhs.shape[0], self.used_rows).astype(jnp.float32)
         products = kept_rows((rows * lhs.astype(jnp.float32)).sum(1, keepdims=True), rest)[:, 0]
-        products = jnp.pad(products, (0, rest.order.size - products.size))
-        # A sort in place of a gather: a TPU gathers numbers one by one.
-        return lax.sort((rest.order, products), num_keys=1)[1].reshape(rhs.shape).astype(rhs.dtype)
+        return _by_choice(products, rest).reshape(rhs.shape).astype(rhs.dtype)
+
+
+# Sorts in place of gathers: a TPU gathers numbers one by one.
+def _by_expert(numbers: Array, choices: Sorted, rows: int) -> Array:
+    """Return the numbers of choices in the order of experts, those of the first rows."""
+    return lax.sort((choices.place, numbers.reshape(-1)), num_keys=1)[1][:rows]
+
+
+def _by_choice(numbers: Array, choices: Sorted) -> Array:
+    """Return the numbers of rows in the order of choices; zero for choices without a row."""
+    numbers = jnp.pad(numbers, (0, choices.order.size - numbers.size))
+    return lax.sort((choices.order, numbers), num_keys=1)[1]
 
 
 def combined(summing: Summing, results: Array, weights: Array, choices: Sorted) -> Array:
@@ -169,3 +179,65 @@ def weights_of_kept(weights: Array, choices: Sorted) -> Array:
     """Return zero for choices without an expert."""
     has_expert = (choices.place < choices.sizes.sum()).reshape(weights.shape)
     return jnp.where(has_expert, weights, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Added:
+    """The sums of a token's results, [tokens, d] of [rows, d]; the transpose of `_Spread`."""
+
+    summing: Summing
+    tokens: int
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.summing.effects
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        choices, (results,) = Sorted(*residuals), arguments
+        assert results is not None  # as in `_Spread`
+        weights = jnp.ones((self.tokens, choices.place.size // self.tokens), jnp.float32)
+        return [combined(self.summing, results, weights, choices)]
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        choices, (results,), (cotangent,) = Sorted(*residuals), arguments, cotangents
+        if results is None:
+            return [None]
+        summing = self.summing
+        return [spread(summing.backend, cotangent, choices, results.shape[0], summing.used_rows).astype(results.dtype)]
+
+
+def added(summing: Summing, results: Array, choices: Sorted, tokens: int) -> Array:
+    """Return the sums of experts' rows of each token, [tokens, d].
+
+    The gradient of rows after the last expert's is not defined: it is for products that do not read them.
+    """
+    return _moved(_Added(summing=summing, tokens=tokens), results, choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InOrder:
+    """Numbers of choices in the order of experts, [rows] of [tokens, k]."""
+
+    rows: int
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return frozenset()
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        (numbers,) = arguments
+        assert numbers is not None  # as in `_Spread`
+        return [_by_expert(numbers, Sorted(*residuals), self.rows)]
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        (numbers,), (cotangent,) = arguments, cotangents
+        return [None if numbers is None else _by_choice(cotangent, Sorted(*residuals)).reshape(numbers.shape)]
+
+
+def in_order_of_experts(weights: Array, choices: Sorted, rows: int) -> Array:
+    """Return the weights of choices in the order of experts, those of the first rows; zero without an expert."""
+    return _moved(_InOrder(rows=rows), weights_of_kept(weights, choices), choices)
