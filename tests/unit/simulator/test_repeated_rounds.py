@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from repeated_programs import BARRIER, EXACT_V5P, MATMUL, ROUNDS, V5P, copied, in_whole_cycles
@@ -137,7 +138,7 @@ def test_the_timeline_has_all_rounds(skipped: list[int]) -> None:
 
 def test_words_go_through_arithmetic_round_by_round() -> None:
     probe = Probe()
-    counter = RoundWords(probe, (3, 4, 5))
+    counter: Any = RoundWords(probe, (3, 4, 5))  # whose operators are set on its class
     assert ((1 + counter) * 2 - 1).values == (7, 9, 11)
     assert (counter >> 3) == 0
     assert (counter < 9) is True
