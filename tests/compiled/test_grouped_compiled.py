@@ -115,7 +115,7 @@ def test_what_is_fused_and_sizes_that_no_register_divides() -> None:
 
 
 def test_a_gated_product_into_an_array_in_three_passes() -> None:
-    """Both arrays of matrices are read once, and only rows of groups that are here are written."""
+    """Both arrays of matrices are read once, rows once or from VMEM; only rows of groups that are here are written."""
 
     def gated(lhs: Any, rhs: Any, up: Any, existing: Any) -> Any:
         here = {"group_offset": np.int32(1), "existing_out": existing}
@@ -125,7 +125,7 @@ def test_a_gated_product_into_an_array_in_three_passes() -> None:
     run = systolic.simulate(gated, lhs, rhs, rhs, jax.ShapeDtypeStruct((M, N), jnp.float32), chip="v6e")
     kernel = next(one for one in run.cores[0].ops if "systolic_grouped" in one.name)
     matrices, rows = 2 * 2 * K * N * 4, (sum(SIZES) - SIZES[0]) * 4
-    assert matrices + rows * K <= kernel.hbm_read_bytes <= matrices + (rows + 64 * 4) * K + 2 * 8 * N * 4 + 4096
+    assert matrices <= kernel.hbm_read_bytes <= matrices + (rows + 64 * 4) * K + 2 * 8 * N * 4 + 4096
     assert rows * N <= kernel.hbm_written_bytes <= (rows + 32 * 4) * N
 
 
