@@ -55,7 +55,13 @@ class Core:
         self.number = number
         self._timeline = timeline
         self._iterations = IterationBudget(setup.max_iterations)
-        results = ResultPointers(words=setup.pointers, others=setup.initial, hlo=setup.hlo, parameter=self._parameter)
+        results = ResultPointers(
+            words=setup.pointers,
+            others=setup.initial,
+            hlo=setup.hlo,
+            parameter=self._parameter,
+            result=lambda number: self._parameter(len(setup.parameters) + number),
+        )
 
         def initial(address: int) -> int:
             word = identity.get(address)
@@ -141,7 +147,10 @@ class Core:
         return Sequencer(self._parts, activation)
 
     def _parameter(self, number: int) -> int:
-        row = parameter_address(number, len(self._setup.parameters))
+        """Return a pointer to a parameter; results, in whose memory others may be kept before, follow them."""
+        hlo = self._setup.hlo
+        results = hlo.results or 0 if hlo is not None else 0
+        row = parameter_address(number, len(self._setup.parameters) + results)
         return row * ROW_BYTES // self._setup.chip.machine.hbm_pointer_bytes
 
     # ---- calls ----

@@ -76,8 +76,7 @@ def grouped_gradient(
         operands,
         GradientOperands(scalars, scalars, hbm, hbm),
         (spec.groups, spec.k, spec.n),
-        # Not from VMEM: simulations of layers of experts with padded features then lost which rows their sums read.
-        from_hbm=("lhs", "cotangent"),
+        activations=("lhs", "cotangent"),
         scratch_shapes=(buffers,),
         name=f"systolic_grouped_gradient_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
         **on_cores(schedule.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
