@@ -1,0 +1,55 @@
+"""No attribute of a simulation is forgotten where two rounds of a loop are compared."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import systolic.simulator
+from systolic.simulator.rounds import counters, state
+
+# Attributes that do not change, only spare work, or are recorded with times that `skipped_cycles` moves.
+FIXED = {
+    "DmaEngine": "_host_bytes_per_cycle _machine _timelines counts first largest schedule waited",
+    "HbmPipe": "_busy_times _constant_rate _most_busy_cycles _origin _period _period_cycles _round _slow_cycles "
+    "_slow_rate _turn_cost busy_cycles bytes_per_cycle",
+    "SyncFlags": "_by_owner _by_program flag",
+    "CoreCall": "iterations knows_inputs mxus",
+    "_Lookup": "_dma _operation _pipe _repeated",
+    "Core": "_iterations _memory _op_totals _operands _rounds _setup _timeline memory skipped_cycles spend",
+    "CoreParts": "call iterations model named_words next_round number parameter",
+    "DeviceParts": "others rounds sparse_cores",
+    "Assumption": "_progression",
+    "_Buffer": "last",
+    "Device": "_around _latency _wait_cycles chip communications cores dma first_sparse_core images_at sparse_cores",
+    "Network": "_capacity _clock_hz _most_copies _routes _schedule _spans _timelines",
+    "PatternNetwork": "_rates _slowest_counts differed",
+    "Stream": "count destination flag mask prediction source words",
+    "RepeatedCalls": "_machine _spans",
+}
+
+
+def classes() -> Iterator[ast.ClassDef]:
+    for file in Path(systolic.simulator.__file__).parent.rglob("*.py"):
+        yield from (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef))
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Names that a class declares, and those that its methods assign to `self`."""
+    declared = {
+        one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    stored = (one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+    return declared | {one.attr for one in stored if isinstance(one.value, ast.Name) and one.value.id == "self"}
+
+
+def test_every_attribute_is_compared_counted_or_known_to_stay() -> None:
+    read, counted = state._READ, counters._COUNTED
+    seen = set()
+    for node in classes():
+        if node.name in read:
+            seen.add(node.name)
+            known = {*read[node.name], *counted.get(node.name, ()), *FIXED.get(node.name, "").split()}
+            assert attributes(node) <= known, (node.name, attributes(node) - known)
+    assert seen == set(read)
