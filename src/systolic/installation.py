@@ -63,7 +63,7 @@ def installation(*, compiles: bool = True) -> Installation:
         versions={**versions(), "numpy": version("numpy")},
         platform=f"{platform.platform()} on {platform.machine()}",
         executable=sys.executable,
-        parts=(*_products(compiles), _devices(), _cache(), _store(), *_extras()),
+        parts=(*_products(compiles), _grids(), _devices(), _cache(), _store(), *_extras()),
     )
 
 
@@ -121,6 +121,19 @@ def interpreted_product() -> str:
     if not np.array_equal(np.asarray(result), lhs @ rhs):
         raise ArithmeticError(f"the kernel's product of {_SIDE}³ differs from NumPy's")
     return f"the kernel of a product of {_SIDE}³ ran on the CPU, and is right"
+
+
+def _grids() -> Part:
+    from systolic.compat import grid_sizes_are_cached
+
+    if not grid_sizes_are_cached():
+        return Part(name="grids of kernels", state="works", about="pl.num_programs is that of each call")
+    return Part(
+        name="grids of kernels",
+        state="broken",
+        about="this JAX keeps pl.num_programs of a kernel's first call: other grids give wrong results, on a TPU too",
+        fix="use jax 0.10.2, or 0.12 and later; systolic's own ops are right, lessons and your kernels may not be",
+    )
 
 
 def _devices() -> Part:

@@ -18,6 +18,7 @@ from systolic.compat.functions import (
     low_jaxpr,
     static_arguments,
 )
+from systolic.compat.grids import grid_sizes_are_cached
 from systolic.compat.interpreter import (
     copies_between_devices_in_order,
     cores_compiled_once,

@@ -121,3 +121,11 @@ def test_the_command(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "trials.sqlite").write_text("not a database, but longer than the head of one would be")
     assert main(["doctor", "--no-compile"]) == 1
     assert "broken" in capfd.readouterr().out
+
+
+def test_grids_are_seen_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert part("grids of kernels").state == "works"
+    monkeypatch.setattr("systolic.compat.grid_sizes_are_cached", lambda: True)
+    grids = part("grids of kernels")
+    assert grids.state == "broken"
+    assert "0.12" in grids.fix
