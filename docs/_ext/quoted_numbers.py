@@ -30,6 +30,7 @@ from bench_numbers import (
     sharded_table,
 )
 from gallery import explanation
+from model_numbers import model_table
 from step_numbers import step_tables
 
 from systolic.accuracy.kind_errors import shipped_kind_errors
@@ -182,6 +183,7 @@ RENEWERS: dict[str, tuple[Renewer, ...]] = {
             percent_of_limit,
         ),
     ),
+    "docs/results/llama3_8b.md": (model_table,),
     "docs/results/slices.md": (sharded_table,),
     "docs/results/quantized.md": (few_rows_table,),
     "docs/results/steps.md": (step_tables,),

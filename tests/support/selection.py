@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 _ALL_EXAMPLES = 100  # Hypothesis' own default
-_EXHAUSTIVE_EXAMPLES = 40  # so that all tests of `.ci/run` take less than 45 minutes
+_EXHAUSTIVE_EXAMPLES = 30  # so that all tests of `.ci/run` take less than 45 minutes
 
 
 def register_profiles() -> None:

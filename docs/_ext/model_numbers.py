@@ -1,0 +1,35 @@
+"""Write the table of Llama-3 8B's products and loss from one run of `systolic bench` over four suites and three chips.
+
+The page has the command; its `--json` is kept as docs/numbers/llama3_8b.json.
+"""
+
+from __future__ import annotations
+
+import json
+
+from bench_numbers import NUMBERS, put
+
+_CHIPS = ("v5e", "v6e", "v7x")
+
+
+def model_table(text: str) -> str:
+    """Renew all rows of the table: time, share of the model's limit, and XLA's time over ours."""
+    rows = json.loads((NUMBERS / "llama3_8b.json").read_text("utf-8"))["rows"]
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    by_place = {(row["case"], row["chip"]): row for row in rows}
+    lines = [
+        f"| {case.removeprefix('llama3-8b ').replace(' llama3-8b', '')} | "
+        + " | ".join(_cell(by_place[case, chip]) for chip in _CHIPS)
+        + " |\n"
+        for case in cases
+    ]
+    return put(r"(?<=^\|---\|---\|---\|---\|\n)(?:\|.*\n)+", "".join(lines), text)
+
+
+def _cell(row: dict[str, float | None]) -> str:
+    time_us, share, ratio = row["ours_us"], row["share_of_model"], row["ratio"]
+    if time_us is None:
+        return "–"
+    digits = 0 if time_us >= 1000 else 1
+    xla = "" if ratio is None else f", {ratio:.2f} ×"
+    return f"{time_us:,.{digits}f} µs, {share or 0:.2f}{xla}"
