@@ -23,11 +23,12 @@ from systolic.simulator.assumptions import (
 from systolic.simulator.collector import with_rare_collections
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.device import DeviceModel
-from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords, rounds_of
+from systolic.simulator.device_setup import DeviceSetup, OperandWords, rounds_of
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import TopLevelHlo
+from systolic.simulator.reading.listing import TOP_LEVEL
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import SimulatedRun
 from systolic.simulator.repeated_calls import RepeatedCalls
