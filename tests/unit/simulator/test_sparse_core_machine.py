@@ -299,5 +299,5 @@ def test_a_kernel_that_copies_128_words_to_hbm_launches_nothing() -> None:
     call = "%7 = inlined_call %s1_s0 /* %op = custom-call() */"
     run = simulate(call, *signals, chip_name="v7x", called={"op": writes})
     assert run.sparse_cores == ()
-    with pytest.raises(SimulationError, match="which program a SparseCore is to run"):
+    with pytest.raises(SimulationError, match="is to run program 1 of 1 granules"):
         simulate(*writes, *signals, chip_name="v7x")
