@@ -279,7 +279,7 @@ def _missing(equation: Any, why: str) -> list[Deferred]:
 
 
 def _evaluated(
-    equation: Any, inputs: Sequence[Deferred], computed: Callable[[Any, list[Any]], list[Any]] = computed
+    equation: Any, inputs: Sequence[Deferred], run: Callable[[Any, list[Any]], list[Any]] = computed
 ) -> list[Deferred]:
     """Return the results of one equation, computed together when the first one is needed."""
     largest = max((math.prod(getattr(atom.aval, "shape", ())) for atom in equation.outvars), default=0)
@@ -289,7 +289,7 @@ def _evaluated(
     def compute() -> Any:
         values = [value.get() for value in inputs]
         missing = next((value for value in values if isinstance(value, Missing)), None)
-        return computed(equation, values) if missing is None else missing
+        return run(equation, values) if missing is None else missing
 
     together = Deferred(compute, inputs)
 

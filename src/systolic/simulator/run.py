@@ -212,9 +212,7 @@ class PreparedProgram:
           The run, and the values taken as zero, by operation.
         """
         kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
-        long = frozenset(
-            kernel for kernel in kernels if kernel in self.translations and self.translations[kernel].alone
-        )
+        long = frozenset(name for name in self.translations.keys() & kernels if self.translations[name].alone)
         assumed: dict[str, str] = {}
         skipped = left_out = frozenset[str]()
         shorter: _Run | None = None
