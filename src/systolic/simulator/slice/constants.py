@@ -191,7 +191,7 @@ def _is_only_stored(name: str, instructions: Sequence[Instruction]) -> bool:
     return True
 
 
-def images_among(top_level: Program, allocations: Set[int]) -> frozenset[int]:
+def images_among(top_level: Program, allocations: Set[int]) -> Set[int]:
     """Return the constants that are programs which set SparseCores up: a descriptor says where they lie."""
     bases: dict[str, int] = {}  # by register
     result = set[int]()
