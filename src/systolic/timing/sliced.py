@@ -75,9 +75,8 @@ def device_parameters(
         parameter = hlo.parameters.get(number)
         if parameter is None or parameter.shape is None or parameter.shape.sizes == value.shape:
             return value
-        cut = getattr(args[number], "sharding", None) if args else None
-        known = cut is not None and hasattr(cut, "spec")  # a `NamedSharding`
-        return MeshPlace.of(cut.mesh, partition).part(value, cut.spec) if known else None
+        cut: Any = getattr(args[number], "sharding", None) if args else None
+        return MeshPlace.of(cut.mesh, partition).part(value, cut.spec) if hasattr(cut, "spec") else None
 
     return [
         parameter_contents(hlo, [part(number, value, partition) for number, value in enumerate(values)])

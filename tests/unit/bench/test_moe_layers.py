@@ -66,7 +66,7 @@ def test_public_kernels_race_or_say_why_not() -> None:
     shapes = {
         name: [*(one.shape for one in arrays), router.value.shape]
         for name, peer in peers.items()
-        for *arrays, router in [peer.arguments or ()]
+        for *arrays, router in [list(peer.arguments or ())]
     }
     tokens, down, logits = (4096, 4096), (128, 1536, 4096), (4096, 128)
     assert shapes == {
