@@ -14,11 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from systolic.bench.cases import EXPERT
 from systolic.chips import Chip
+from systolic.compiler import PlacedArray
 from systolic.compiler.slice_devices import slice_mesh
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.op_programs import Peer
@@ -52,15 +54,17 @@ def peers(spec: MoeSpec, chip: Chip, mesh: SliceMesh) -> Iterator[Peer]:
             (whole, spec.dtype),
             ((spec.experts, *gate_and_up), spec.dtype),
             ((spec.experts, n, k), spec.dtype),
-            ((spec.m, spec.experts), dtype_logits),
         )
+        sharding = NamedSharding(made, PartitionSpec(EXPERT))
+        # Of logits drawn at random all experts are equally likely, as a simulation of the other programs assumes.
+        logits = np.random.default_rng(0).standard_normal((spec.m, spec.experts), np.float32).astype(dtype_logits)
         yield Peer(
             name=name,
             program=functools.partial(program, made, spec.top_k) if has_package else None,
             reason="" if has_package else f"{package} is not installed",
-            arguments=tuple(
-                jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(made, PartitionSpec(EXPERT)))
-                for shape, dtype in shapes
+            arguments=(
+                *(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding) for shape, dtype in shapes),
+                PlacedArray(logits, sharding),
             ),
         )
 

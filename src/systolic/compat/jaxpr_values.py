@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from systolic.compat.jaxprs import Function, function_of, functions_inside, is_literal
+from systolic.compat.jaxprs import Function, equations, function_of, functions_inside, is_literal
 
 T = TypeVar("T")
+
+# Operations of a kernel that depend on the device that runs them or on others, as their names begin.
+_OF_DEVICES = ("dma_", "semaphore_", "get_barrier", "prng_", "axis_index", "device_id", "run_scoped")
+_BLOCK_SPACES = ("default", "vmem", "smem")
 
 
 def unknown(_: Any) -> None:
@@ -97,6 +101,21 @@ def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
     with as_traced(equation), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         made = primitive.bind(*operands, **primitive.get_bind_params(params))
     return list(made) if primitive.multiple_results else [made]
+
+
+def interpreted(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Compute a Pallas call of `is_interpretable` on this machine."""
+    return computed(equation.replace(params={**equation.params, "interpret": True}), operands)
+
+
+def is_interpretable(equation: Any) -> bool:
+    """True if a Pallas call reads and writes blocks of its operands and nothing else, on no device in particular."""
+    grid = equation.params["grid_mapping"]
+    return (
+        not grid.num_scratch_operands
+        and all(str(block.transformed_block_aval.memory_space) in _BLOCK_SPACES for block in grid.block_mappings)
+        and not any(inner.primitive.name.startswith(_OF_DEVICES) for inner in equations(equation.params["jaxpr"]))
+    )
 
 
 def _is_sharding(value: Any) -> bool:

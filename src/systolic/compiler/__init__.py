@@ -44,6 +44,7 @@ from systolic.compiler.jit_options import (
     without_jit_options,
 )
 from systolic.compiler.limits import WALL_TIMES
+from systolic.compiler.mesh_place import MeshPlace
 from systolic.compiler.named import (
     NamedFunction,
     NamedFunctionError,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat.jaxpr_values import Environment, computed, scan_parts, while_parts
+from systolic.compat.jaxpr_values import Environment, computed, interpreted, is_interpretable, scan_parts, while_parts
 from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
 from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compat.typical import PRIMITIVE, typical_value
@@ -30,6 +30,7 @@ _JIT = "jit"  # may name absent devices, so its contents are evaluated without i
 _IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside a program
 _MAX_WHILE_ROUNDS = 100_000  # of a loop around a Pallas call
 _MAX_ELEMENTS = 1 << 26  # of an evaluated array
+_MAX_KERNEL_ELEMENTS = 1 << 20  # of an array of an interpreted kernel, such as a router's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +209,11 @@ class _Walk:
                 operands=tuple(inputs),
             )
         )
-        return _missing(equation, f"what the kernel {kernel} computes")
+        why = f"what the kernel {kernel} computes"
+        elements = max(math.prod(atom.aval.shape) for atom in (*equation.invars, *equation.outvars))
+        if elements > _MAX_KERNEL_ELEMENTS or not is_interpretable(equation):
+            return _missing(equation, why)
+        return self.invariants.once(id(equation), inputs, lambda: _evaluated(equation, inputs, interpreted))
 
     def _scan(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         body, constants, carry, sliced = scan_parts(equation, inputs)
@@ -273,7 +278,9 @@ def _missing(equation: Any, why: str) -> list[Deferred]:
     return [Deferred.known(Missing(why)) for _ in equation.outvars]
 
 
-def _evaluated(equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
+def _evaluated(
+    equation: Any, inputs: Sequence[Deferred], run: Callable[[Any, list[Any]], list[Any]] = computed
+) -> list[Deferred]:
     """Return the results of one equation, computed together when the first one is needed."""
     largest = max((math.prod(getattr(atom.aval, "shape", ())) for atom in equation.outvars), default=0)
     if largest > _MAX_ELEMENTS:
@@ -282,7 +289,7 @@ def _evaluated(equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
     def compute() -> Any:
         values = [value.get() for value in inputs]
         missing = next((value for value in values if isinstance(value, Missing)), None)
-        return computed(equation, values) if missing is None else missing
+        return run(equation, values) if missing is None else missing
 
     together = Deferred(compute, inputs)
 

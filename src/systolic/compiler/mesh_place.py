@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 # They change nothing but what JAX knows of a value.
-KEEPS_VALUE = frozenset({"pvary", "pcast", "sharding_constraint", "reshard", "mesh_cast", "optimization_barrier"})
+KEEPS_VALUE = frozenset(
+    {"pvary", "pcast", "sharding_constraint", "reshard", "mesh_cast", "device_put", "optimization_barrier"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

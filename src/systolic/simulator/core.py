@@ -11,7 +11,7 @@ from systolic.simulator.assumptions import Assumption
 from systolic.simulator.core_parts import Activation, CoreParts, DeviceParts, Passed, Progress
 from systolic.simulator.core_records import CoreRun
 from systolic.simulator.core_results import core_run, spent_so_far
-from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup
+from systolic.simulator.device_setup import DeviceSetup
 from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.executed_alone import CoreCall, Execution
 from systolic.simulator.hardware.iteration_budget import IterationBudget
@@ -24,6 +24,7 @@ from systolic.simulator.hardware.values import COMPUTED, Unknown
 from systolic.simulator.op_totals import OpTotals
 from systolic.simulator.operands import Operands
 from systolic.simulator.reading.calls import CallOperand
+from systolic.simulator.reading.listing import TOP_LEVEL
 from systolic.simulator.repeated_calls import Outcome
 from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Sequencer

@@ -18,8 +18,6 @@ from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.program import SparseProgram
 from systolic.simulator.translating.translate import Translation
 
-TOP_LEVEL = "TLP"
-
 # Contents of a called operation's operand: (operation, which call of it, operand's index) → contents, or None where
 # there is nothing better than what the program's own copies bring.
 OperandWords = Callable[[str, int, int], Contents | None]

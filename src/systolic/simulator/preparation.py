@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from systolic.chips import Chip
 from systolic.simulator.collector import without_collector
 from systolic.simulator.core_records import VmemBuffer
-from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.hlo import parse_hlo
-from systolic.simulator.reading.listing import Program, parse_listing
+from systolic.simulator.reading.listing import TOP_LEVEL, Program, parse_listing
 from systolic.simulator.reading.utilization import parse_utilization
 from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.run import PreparedProgram

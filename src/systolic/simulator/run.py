@@ -23,11 +23,12 @@ from systolic.simulator.assumptions import (
 from systolic.simulator.collector import with_rare_collections
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.device import DeviceModel
-from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords, rounds_of
+from systolic.simulator.device_setup import DeviceSetup, OperandWords, rounds_of
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import TopLevelHlo
+from systolic.simulator.reading.listing import TOP_LEVEL
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import SimulatedRun
 from systolic.simulator.repeated_calls import RepeatedCalls
@@ -211,9 +212,7 @@ class PreparedProgram:
           The run, and the values taken as zero, by operation.
         """
         kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
-        long = frozenset(
-            kernel for kernel in kernels if kernel in self.translations and self.translations[kernel].alone
-        )
+        long = frozenset(name for name in self.translations.keys() & kernels if self.translations[name].alone)
         assumed: dict[str, str] = {}
         skipped = left_out = frozenset[str]()
         shorter: _Run | None = None

@@ -16,6 +16,7 @@ from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES
 from systolic.simulator.hardware.round_words import RoundWords, present
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 from systolic.simulator.other_devices import RemoteCopy
+from systolic.simulator.reading.listing import TOP_LEVEL
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT
 from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
 
@@ -46,6 +47,7 @@ class Sequencer:
         }
         self._assumption = activation.assumption
         self._sparse_cores = device.sparse_cores
+        self._launches = self._translation.name == TOP_LEVEL  # which alone starts SparseCores
         self._others = device.others
         self._named_words = parts.named_words
         self._dma_latency_cycles = model.dma_latency_cycles
@@ -118,7 +120,8 @@ class Sequencer:
         if begin.__class__ is RoundWords or first.__class__ is RoundWords or words.__class__ is RoundWords:
             begin, first, words = self._memory.places_now(source, begin, destination, first, words)
         self._memory.copy(source, begin, destination, first, words, contiguous=contiguous)
-        if source == "smem" and destination == "hbm" and granules == DESCRIPTOR_GRANULES:
+        # Kernels write their scalar results to HBM by such copies too.
+        if self._launches and source == "smem" and destination == "hbm" and granules == DESCRIPTOR_GRANULES:
             words = [self._memory.load(begin + word) for word in range(granules * self._granule_words)]
             self._sparse_cores.describe(self._core, words, launches=False)
 

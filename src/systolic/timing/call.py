@@ -93,11 +93,13 @@ class Call:
 
     def contents(self, compiled: CompiledProgram, prepared: PreparedProgram) -> list[CallContents]:
         """Return what is known on each device, in the order of the partitions."""
+        import jax
+
         hlo = top_level_hlo(prepared)
         parameters: list[Sequence[Words | Unknown]] = (
             [parameter_contents(hlo, self.values)]
             if self.shape is None
-            else device_parameters(compiled, hlo, self.values)
+            else device_parameters(compiled, hlo, self.values, jax.tree.leaves(self.args))
         )
         kernels = kernel_contents(
             prepared, self.fn, self.args, self.values, self.target, self.settings, len(parameters)

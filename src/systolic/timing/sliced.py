@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from systolic.chips import Chip, SliceShape
-from systolic.compiler import CompiledProgram
+from systolic.compiler import CompiledProgram, MeshPlace
 from systolic.simulator import SimulationError, TopLevelHlo, Unknown, Words
 from systolic.timing.contents import parameter_contents
 from systolic.timing.shards import parameter_shardings
@@ -50,7 +51,7 @@ def check_offloading(program: CompiledProgram) -> None:
 
 
 def device_parameters(
-    program: CompiledProgram, hlo: TopLevelHlo, values: Sequence[np.ndarray | None]
+    program: CompiledProgram, hlo: TopLevelHlo, values: Sequence[np.ndarray | None], args: Sequence[Any] = ()
 ) -> list[Sequence[Words | Unknown]]:
     """Return the contents of the program's arguments on each device, in the order of the partitions.
 
@@ -58,6 +59,7 @@ def device_parameters(
       program: sharded over the devices of its assignment.
       hlo: its HLO, whose shapes are one device's part.
       values: the whole flat arguments'; None: only a shape was given.
+      args: the flat arguments, with the shardings that jax 0.12 leaves out of the HLO; empty: they are not known.
     """
     count = len(program.assignment)
     if all(value is None for value in values):
@@ -66,7 +68,15 @@ def device_parameters(
 
     def part(number: int, value: np.ndarray | None, partition: int) -> np.ndarray | None:
         sharding = shardings.get(number)
-        return value if value is None or sharding is None else sharding.part(value, partition)
+        if value is None:
+            return None
+        if sharding is not None:
+            return sharding.part(value, partition)
+        parameter = hlo.parameters.get(number)
+        if parameter is None or parameter.shape is None or parameter.shape.sizes == value.shape:
+            return value
+        cut: Any = getattr(args[number], "sharding", None) if args else None
+        return MeshPlace.of(cut.mesh, partition).part(value, cut.spec) if hasattr(cut, "spec") else None
 
     return [
         parameter_contents(hlo, [part(number, value, partition) for number, value in enumerate(values)])

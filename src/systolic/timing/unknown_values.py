@@ -18,8 +18,8 @@ from systolic.compiler import (
     without_jit_options,
 )
 from systolic.simulator import UnknownTimeError, UnknownValueError, UnknownWordsError
-from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.hardware.values import COMPUTED
+from systolic.simulator.reading.listing import TOP_LEVEL
 from systolic.timing.call import Call
 
 _MAX_DECISIONS = 2  # in a message

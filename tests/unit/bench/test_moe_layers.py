@@ -62,7 +62,12 @@ def test_public_kernels_race_or_say_why_not() -> None:
     alone = list(cases[0].contest.peers(cases[0].spec, chip("v6e")))
     assert [peer.name for peer in alone] == ["megablox", "megablox, whole k", "tokamax v2"]
     assert all((peer.program is None) == bool(peer.reason) for peer in (*alone, *peers.values()))
-    shapes = {name: [one.shape for one in peer.arguments or ()] for name, peer in peers.items()}
+    # The router's logits are known: by them kernels decide what to send.
+    shapes = {
+        name: [*(one.shape for one in arrays), router.value.shape]
+        for name, peer in peers.items()
+        for *arrays, router in [list(peer.arguments or ())]
+    }
     tokens, down, logits = (4096, 4096), (128, 1536, 4096), (4096, 128)
     assert shapes == {
         "tpu-inference": [tokens, (128, 2, 4096, 1536), down, logits],

@@ -12,7 +12,13 @@ from systolic.simulator import NeighbourTableError
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.listing import Program, parse_listing
-from systolic.simulator.slice.constants import ConstantOperand, constant_allocations, constant_contents, constants_of
+from systolic.simulator.slice.constants import (
+    ConstantOperand,
+    constant_allocations,
+    constant_contents,
+    constants_of,
+    images_among,
+)
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.tables import check_tables
 
@@ -84,6 +90,21 @@ def test_constants_lie_in_the_order_of_their_numbers() -> None:
     assert list(held[(1 << 30) + (3 << 16)][:3]) == [7, 6, 5]
     assert list(held[(1 << 30) + (5 << 16)][:32]) == ring(8).ravel().tolist()
     check_tables(found, range(8))
+
+
+def test_programs_that_set_sparse_cores_up_are_constants_of_their_own_size() -> None:
+    described = "%9 = sst [smem:[#allocation36 + $0x5b]] %s7_s7"
+    handed_on = "%8 = inlined_call %s7_s7 /* %f = fusion(%p) */"
+    base = "%s7_s7 = scalar_lea.hbm [#allocation3], %s1_s1"
+    assert images_among(top_level(base, described), {3, 5}) == {3}
+    assert images_among(top_level(base, described), {5}) == frozenset()
+    assert images_among(top_level(base, handed_on), {3, 5}) == frozenset()
+    table = ConstantOperand(operation="f", operand=operand(32), allocation=5)
+    image, programs = bytes(15 * SLOT + SLOT // 2), bytes(SLOT)  # another program has no number, and comes first
+    contents = constant_contents(programs + image.ljust(16 * SLOT) + slot(*range(32)), {3, 5}, [table], {3})
+    assert list(contents[5][:32]) == list(range(32))
+    with pytest.raises(NeighbourTableError, match="2 constants take 2 times"):
+        constant_contents(programs + image.ljust(16 * SLOT) + slot(*range(32)), {3, 5}, [table])
 
 
 def test_a_large_constant_takes_several_slots() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from listing_mutations import check_source, mutated
+from simulator_listings import simulate
 from sparse_listings import GATHER, RESIDENT, gather
 
 from systolic.chips import Chip, chip
@@ -285,3 +286,18 @@ def test_a_damaged_listing_is_refused_or_runs_and_never_more() -> None:
         except SimulationError:
             continue
     assert 0 < ended < 200
+
+
+def test_a_kernel_that_copies_128_words_to_hbm_launches_nothing() -> None:
+    # As XLA's `ragged_dot` does with offsets of groups, before a signal to a program that runs already.
+    writes = (
+        "%s2_s2 = smov 0  ;;  %s3_s3 = int_to_ptr.hbm [resolvable:$true] %s2_s2  ;;  %s6_s6 = smov [#allocation3]",
+        "%13 = dma.smem_to_hbm %s6_s6, 16, %s3_s3, [#allocation8]",
+        "%4342 = dma.done.wait [#allocation8], 16 /* local-dma-wait */",
+    )
+    signals = (f"%s1_s1 = smov {START}", "%14 = vsyncadd.remote %s1_s1, 1")
+    call = "%7 = inlined_call %s1_s0 /* %op = custom-call() */"
+    run = simulate(call, *signals, chip_name="v7x", called={"op": writes})
+    assert run.sparse_cores == ()
+    with pytest.raises(SimulationError, match="is to run program 1 of 1 granules"):
+        simulate(*writes, *signals, chip_name="v7x")

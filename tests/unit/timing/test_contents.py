@@ -147,7 +147,7 @@ def test_what_is_missing_is_named() -> None:
     assert execution.operands[0].get() == Missing("argument a0, of which only the shape was given", 0)
     first, second = found(lambda i, x: gather(gather(i, x)[:8, 0].astype(jnp.int32), x), INDEX, X)
     np.testing.assert_array_equal(np.asarray(first.operands[0].get()), INDEX)
-    assert "computes" in second.operands[0].get().why
+    assert second.operands[0].get() == Missing("argument a1, of which only the shape was given", 1)
 
 
 HLO = """ENTRY %main (i: s32[8], x: f32[64,128]) -> f32[64,128] {

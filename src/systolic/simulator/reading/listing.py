@@ -19,6 +19,8 @@ from systolic.simulator.opcode_traits import Opcode
 from systolic.simulator.opcodes import TENSOR_CORE
 from systolic.simulator.reading.comments import are_simple, logical_lines, split_comments
 
+TOP_LEVEL = "TLP"  # the program that calls the others
+
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
 _PREDICATE = re.compile(r"\((!?)(?:%(\w+)_(p\d+)|(\d))\)", re.ASCII)

@@ -20,7 +20,8 @@ from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.listing import Instruction, Program, physical
 from systolic.simulator.slice.definitions import Definitions, definitions_of, sources
-from systolic.simulator.slice.identity import Word
+from systolic.simulator.slice.identity import DESCRIPTOR_WORD, IMAGE_PLACE, Word
+from systolic.simulator.sparse_core.listing import IMAGE_GRANULES
 
 _CALLED = re.compile(r"%([\w.\-]+) = ", re.ASCII)
 _ALLOCATION = re.compile(r"#allocation(\d+)", re.ASCII)
@@ -31,6 +32,8 @@ _VIRTUAL = re.compile(r"%(\w+)_s\d+", re.ASCII)
 
 _WORD_BYTES = 4
 _SLOT_BYTES = 1 << 14
+# Of the programs that set SparseCores up and clean them. All chips with SparseCores have such granules.
+_IMAGE_BYTES = IMAGE_GRANULES * 32
 # Words of four bytes are padded to whole rows, with a value that is not a number.
 _ROW_WORDS = 128
 _PADDING = 0x7FC07FC0
@@ -92,7 +95,7 @@ def constants_of(
     unknown = ""
     contents: Mapping[int, Words]
     try:
-        contents = constant_contents(segment, allocations, handed)
+        contents = constant_contents(segment, allocations, handed, images_among(top_level, allocations))
     except NeighbourTableError as error:
         unknown = str(error)
         contents = dict.fromkeys(allocations, (Unknown(f"a constant: {unknown}"),) * _ROW_WORDS)
@@ -188,24 +191,38 @@ def _is_only_stored(name: str, instructions: Sequence[Instruction]) -> bool:
     return True
 
 
+def images_among(top_level: Program, allocations: Set[int]) -> Set[int]:
+    """Return the constants that are programs which set SparseCores up: a descriptor says where they lie."""
+    bases: dict[str, int] = {}  # by register
+    result = set[int]()
+    for instruction in top_level.instructions:
+        if instruction.opcode == "scalar_lea.hbm" and (base := _BASE.fullmatch(instruction.operands[0])):
+            bases[f"%{instruction.dest}"] = int(base.group(1))
+        elif instruction.traits.kind == "store" and instruction.operands[1] in bases:
+            place = DESCRIPTOR_WORD.fullmatch(instruction.operands[0])
+            if place is not None and place.group(1) == IMAGE_PLACE:
+                result.add(bases[instruction.operands[1]])
+    return allocations & result
+
+
 def constant_contents(
-    segment: bytes, allocations: Set[int], operands: Sequence[ConstantOperand]
+    segment: bytes, allocations: Set[int], operands: Sequence[ConstantOperand], images: Set[int] = frozenset()
 ) -> dict[int, Sequence[int]]:
     """Return the constants as words, by the number of their allocation.
 
     Args:
       segment: HBM bytes of all constants.
       operands: with known sizes; any other constant is taken to fit into one slot.
+      images: constants that are programs of SparseCores.
 
     Raises:
       NeighbourTableError: it does not fit.
     """
     if allocations and not segment:
         raise NeighbourTableError("the program's constants were not found in its binary")
-    sizes = {operand.allocation: operand.operand.padded_words for operand in operands}
-    slots = {
-        allocation: -(-sizes.get(allocation, 1) * _WORD_BYTES // _SLOT_BYTES) for allocation in sorted(allocations)
-    }
+    sizes = dict.fromkeys(images, _IMAGE_BYTES)
+    sizes |= {operand.allocation: operand.operand.padded_words * _WORD_BYTES for operand in operands}
+    slots = {allocation: -(-sizes.get(allocation, 1) // _SLOT_BYTES) for allocation in sorted(allocations)}
     end = -(-len(segment) // _SLOT_BYTES)
     # SparseCore programs, if any, come first in the segment.
     before = end - sum(slots.values())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.reading.collectives import ASYNCHRONOUS, SliceHlo
-from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.reading.listing import TOP_LEVEL, Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
 from systolic.simulator.slice.constants import Constants, constants_of
 from systolic.simulator.slice.identity import Word, identity_words

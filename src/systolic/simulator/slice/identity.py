@@ -30,7 +30,7 @@ _OWN_CORE = "remote-core-idx"
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _THROUGH = re.compile(r"\[smem:\[(%\w+)\]\]", re.ASCII)  # an address that was selected before
 _REGISTER = re.compile(r"%\w+", re.ASCII)
-_DESCRIPTOR = re.compile(r"\[smem:\[#allocation\d+ \+ \$(0x\w+)\]\]", re.ASCII)
+DESCRIPTOR_WORD = re.compile(r"\[smem:\[#allocation\d+ \+ \$(0x\w+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
 # Where a program's constants lie in HBM, after the allocation that names one: further than all that it writes, even
@@ -43,7 +43,7 @@ _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 
 # A word of the descriptor that launches a SparseCore program, by its offset: its image is among the constants.
-_IMAGE_PLACE = "0x5b"
+IMAGE_PLACE = "0x5b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     unnamed = [name for name in unnamed if name not in routes]
     if top_level:
         places, handed_on = _descriptor_places(program)
-        images: dict[str, Word] = {name: "constants" for name, place in places.items() if place == _IMAGE_PLACE}
+        images: dict[str, Word] = {name: "constants" for name, place in places.items() if place == IMAGE_PLACE}
         words |= images
         named_elsewhere = {*images, *handed_on, *_flags(program)}
         unnamed = [name for name in unnamed if name not in named_elsewhere]
@@ -152,7 +152,7 @@ def _descriptor_places(program: Program) -> tuple[dict[str, str], set[str]]:
                 others.clear()
             kind, operands = instruction.traits.kind, instruction.operands
             for text in {text for text in operands if text in holds}:
-                stored = _DESCRIPTOR.fullmatch(operands[0]) if kind == "store" and text == operands[1] else None
+                stored = DESCRIPTOR_WORD.fullmatch(operands[0]) if kind == "store" and text == operands[1] else None
                 if stored is not None:
                     places.setdefault(holds[text], stored[1])
                 elif instruction.opcode == "sadd.s32" and instruction.dest is not None:
