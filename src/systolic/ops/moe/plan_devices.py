@@ -66,6 +66,8 @@ def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
         down=_matrix_form(spec, chip, spec.n, spec.k),
     )
     ring = None if spec.quantize_lhs else RingProductsSchedule.of(ring_spec, chip)
+    if spec.quantize_lhs:
+        form += "; kernels on the ring do not quantize rows"
     if ring is not None:
         gather_us /= ring.slabs
         why = f"the first {ring.columns:,} columns of all devices' tokens, while their choices are sorted"

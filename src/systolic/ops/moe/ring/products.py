@@ -134,6 +134,15 @@ class RingProductsSchedule:
         return max(hbm_us, cycles / chip.machine.clock_hz * 1e6)
 
 
+def small_rows(rows: tuple[int, int]) -> int:
+    """Return the rows of an expert up to which small blocks multiply them: one, or two that are less than a large one.
+
+    Every block takes all weights into the matrix units, and converts codes.
+    """
+    large, small = rows
+    return 2 * small if large > 2 * small else small
+
+
 def _row_cycles(columns: int) -> float:
     return COPY_CYCLES + REGISTER_CYCLES * -(-columns // (LANES * SUBLANES))
 
@@ -144,7 +153,7 @@ def _product_cycles(
     """Return the cycles in which matrix units take the weights of a product, and the blocks of rows for each."""
     machine, (large, small) = chip.machine, rows
     mean = -(-spec.mean_rows // spec.experts)
-    count = max(-(-(mean - 2 * small) // large), 0)
+    count = max(-(-(mean - small_rows(rows)) // large), 0)
     blocks = [large] * count + [small] * max(-(-(mean - count * large) // small), 0)
     tiles = -(-k // machine.mxu_rows) * -(-n // machine.mxu_columns) / machine.mxu_count
     push_bytes = machine.mxu_rows * machine.mxu_columns * dtype_bytes(matrices.pushed(spec.dtype))

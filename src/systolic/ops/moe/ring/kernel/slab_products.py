@@ -14,7 +14,7 @@ from systolic.kernels.epilogue import Fn, apply_epilogue
 from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.moe.ring.kernel.stored_weights import StoredWeights
-from systolic.ops.moe.ring.products import ROW_TILE, STAGES, RingProductsSchedule, RingProductsSpec
+from systolic.ops.moe.ring.products import ROW_TILE, STAGES, RingProductsSchedule, RingProductsSpec, small_rows
 from systolic.schedule.legality import LANES
 
 
@@ -84,7 +84,8 @@ class SlabProducts:
         large, small = self._schedule.rows
         begin, size = self._rows(at)
         pl.when(size > 0)(lambda: self._weights.spread_scales(slot, 0))
-        count = lax.div(jnp.maximum(size - 2 * small + large - 1, 0), jnp.int32(large))
+        others = size - small_rows(self._schedule.rows)
+        count = lax.div(jnp.maximum(others + large - 1, 0), jnp.int32(large))
 
         def blocks(rows: int, first: Any, end: Any) -> None:
             def block(number: Any, carry: None) -> None:

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.moe.ring.kernel.stored_weights import StoredWeights
-from systolic.ops.moe.ring.products import ROW_TILE, ScatterProductsSchedule
+from systolic.ops.moe.ring.products import ROW_TILE, ScatterProductsSchedule, small_rows
 from systolic.schedule.legality import LANES
 
 
@@ -96,7 +96,8 @@ class SummedProducts:
         size, parity, later = refs.experts[Expert.ROWS, expert], lax.rem(tile, jnp.int32(2)), refs.rows.shape[0] - 1
         slot = self.inputs.slot(number)
         pl.when(size > 0)(lambda: self._weights.spread_scales(slot, tile * self._schedule.registers))
-        count = lax.div(jnp.maximum(size - 2 * small + large - 1, 0), jnp.int32(large))
+        others = size - small_rows(self._schedule.rows)
+        count = lax.div(jnp.maximum(others + large - 1, 0), jnp.int32(large))
 
         def blocks(rows: int, first: Any, end: Any, *, is_large: bool) -> None:
             def block(at: Any, carry: None) -> None:
