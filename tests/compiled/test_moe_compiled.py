@@ -55,12 +55,11 @@ def test_a_device_of_four_copies_a_quarter_of_the_rows() -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        None,
-        {"dtype": "int8"},
-        {"dtype": "int4", "block": 128},
-        {"dtype": "e4m3", "axis": (-2, -1), "block": (128, 128)},
+        pytest.param(None, id="bfloat16"),
+        pytest.param({"dtype": "int8"}, id="int8", marks=pytest.mark.slow),
+        pytest.param({"dtype": "int4", "block": 128}, id="int4, 128", marks=pytest.mark.slow),
+        pytest.param({"dtype": "e4m3", "axis": (-2, -1), "block": (128, 128)}, id="e4m3, 128 × 128"),
     ],
-    ids=["bfloat16", "int8", "int4, 128", "e4m3, 128 × 128"],
 )
 def test_on_a_mesh_that_is_set_tokens_and_sums_go_round_its_ring(form: dict[str, Any] | None) -> None:
     mesh, tokens, d = systolic.slice_mesh("v6e", "2x2", expert=4), 1024, 256

@@ -264,7 +264,7 @@ np.testing.assert_allclose(ours, expected, atol=3 * 2**-9 * np.abs(expected).max
         (2, "repeats", "bfloat16", 128),
         (2, "distinct", "bfloat16", 128),
         pytest.param(4, "distinct", "bfloat16", 128, marks=pytest.mark.slow),
-        (2, "distinct", "int8", 128),
+        pytest.param(2, "distinct", "int8", 128, marks=pytest.mark.slow),
         (2, "distinct", "e4m3, 128 × 128", 256),
         pytest.param(2, "repeats", "int4, 128", 256, marks=pytest.mark.slow),
     ],

@@ -155,8 +155,9 @@ def _product_cycles(
     mean = -(-spec.mean_rows // spec.experts)
     count = max(-(-(mean - small_rows(rows)) // large), 0)
     blocks = [large] * count + [small] * max(-(-(mean - count * large) // small), 0)
-    tiles = -(-k // machine.mxu_rows) * -(-n // machine.mxu_columns) / machine.mxu_count
-    push_bytes = machine.mxu_rows * machine.mxu_columns * dtype_bytes(matrices.pushed(spec.dtype))
+    deep = min(machine.mxu_rows, matrices.block or k)  # sums of blocks of k have scales of their own
+    tiles = -(-k // deep) * -(-n // machine.mxu_columns) / machine.mxu_count
+    push_bytes = deep * machine.mxu_columns * dtype_bytes(matrices.pushed(spec.dtype))
     pushes = push_bytes / 4096 * machine.weight_push_cycles
     rows_per_cycle = mxu_rows_per_cycle(spec.dtype, chip)
     return spec.experts * tiles * sum(size / rows_per_cycle + pushes for size in blocks)
