@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -66,7 +67,7 @@ def test_on_a_mesh_that_is_set_tokens_and_sums_go_round_its_ring(form: dict[str,
     shapes = (tokens, d), (tokens, EXPERTS), (EXPERTS, d, F), (EXPERTS, d, F), (EXPERTS, F, d)
     arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     if form is not None:
-        arrays[2:] = [jax.eval_shape(lambda matrix: systolic.quantize(matrix, **form), array) for array in arrays[2:]]
+        arrays[2:] = [jax.eval_shape(functools.partial(systolic.quantize, **form), array) for array in arrays[2:]]
     cut = NamedSharding(mesh, P("expert"))
     given = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=cut), arrays)
 
