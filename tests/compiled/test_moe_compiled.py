@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -52,10 +53,23 @@ def test_a_device_of_four_copies_a_quarter_of_the_rows() -> None:
 
 
 @pytest.mark.exhaustive
-def test_on_a_mesh_that_is_set_tokens_and_sums_go_round_its_ring() -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(None, id="bfloat16"),
+        pytest.param({"dtype": "int8"}, id="int8", marks=pytest.mark.slow),
+        pytest.param({"dtype": "int4", "block": 128}, id="int4, 128", marks=pytest.mark.slow),
+        pytest.param({"dtype": "e4m3", "axis": (-2, -1), "block": (128, 128)}, id="e4m3, 128 × 128"),
+    ],
+)
+def test_on_a_mesh_that_is_set_tokens_and_sums_go_round_its_ring(form: dict[str, Any] | None) -> None:
     mesh, tokens, d = systolic.slice_mesh("v6e", "2x2", expert=4), 1024, 256
     shapes = (tokens, d), (tokens, EXPERTS), (EXPERTS, d, F), (EXPERTS, d, F), (EXPERTS, F, d)
-    given = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P("expert"))) for shape in shapes]
+    arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    if form is not None:
+        arrays[2:] = [jax.eval_shape(functools.partial(systolic.quantize, **form), array) for array in arrays[2:]]
+    cut = NamedSharding(mesh, P("expert"))
+    given = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=cut), arrays)
 
     def local(*given: Any) -> jax.Array:
         return systolic.moe(*given, top_k=4, axis_name="expert")
@@ -68,8 +82,9 @@ def test_on_a_mesh_that_is_set_tokens_and_sums_go_round_its_ring() -> None:
     assert (kinds.count("all-gather"), kinds.count("collective-permute")) == (1, 4)
     assert "reduce-scatter" not in kinds
     names = [op.name for op in run.slowest.cores[0].ops]
+    dtypes = "bfloat16" if form is None else f"bfloat16_{given[2].dtype.name}"
     for kernel in ("ring_products", "scatter_products"):
-        assert any(name.startswith(f"systolic_{kernel}") for name in names), names
+        assert any(name.startswith(f"systolic_{kernel}_{dtypes}_{EXPERTS // 4}") for name in names), names
 
 
 @pytest.mark.exhaustive

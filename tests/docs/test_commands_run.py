@@ -60,7 +60,7 @@ SLOW = (
     "systolic ladder v4 v5 --chip v6e --sizes 4096 --sweep",
     "systolic lessons",  # minutes each, where parts are compiled for several chips
     "systolic simulate --json",  # of slices, what compare reads
-    "systolic simulate experts.py:layer",  # a large layer on eight devices
+    "systolic simulate experts.py",  # large layers on eight devices
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic run examples/train_mlp.py --chip v6e --no-values",  # weights of real size: minutes of compiling
     "systolic tune",  # up to two minutes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from systolic.schedule import LANES
@@ -72,6 +72,20 @@ def parts_of(length: int, size: int) -> list[Parts]:
     count, rest = divmod(length, size)
     result = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
     return [*result, Parts(1, rest, lambda _: pl.ds(count * size, rest), count * size)] if rest else result
+
+
+def spread_over_registers(shared: Array, target: Any, first: Any) -> None:
+    """Write each number of a row to all lanes of a register of the target's row.
+
+    Args:
+      shared: float32 [rows, numbers].
+      target: float32 [rows, columns], whole registers.
+      first: the number for the first register.
+    """
+    number = lax.broadcasted_iota(jnp.int32, shared.shape, 1)
+    for register in range(target.shape[1] // LANES):
+        value = jnp.where(number == first + register, shared, 0.0).sum(1, keepdims=True)
+        target[:, register * LANES : (register + 1) * LANES] = jnp.broadcast_to(value, (shared.shape[0], LANES))
 
 
 def wide(values: Any) -> Any:

@@ -14,6 +14,7 @@ from systolic.ops.grouped.code_blocks import RowBlock, gradient_block, row_block
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
+from systolic.schedule.kernel_buffers import in_lanes
 from systolic.schedule.legality import LANES, Violation, indivisible, misaligned, require_none, vmem_violations
 from systolic.schedule.sizes import is_ragged_side, padded
 from systolic.schedule.vmem import buffer_bytes
@@ -70,24 +71,24 @@ class GroupedSchedule(_TiledColumns):
         panels = 1 if tiles.tile_m >= most_rows else 2
         rows = panels * tiles.tile_m + config.subtile_m
         fixed = [
-            _in_lanes("rows", (rows, spec.k), spec.dtype),
-            _in_lanes("shared rows", (grid_n // cores, multiple, tiles.tile_n), spec.dtype_out),
+            in_lanes("rows", (rows, spec.k), spec.dtype),
+            in_lanes("shared rows", (grid_n // cores, multiple, tiles.tile_n), spec.dtype_out),
         ]
         if spec.row_scale:
-            fixed.append(_in_lanes("row scale", (rows, 1), "float32"))
+            fixed.append(in_lanes("row scale", (rows, 1), "float32"))
         if spec.lhs_scale:
-            fixed.append(_in_lanes("lhs scale", (rows, 1), "float32"))
+            fixed.append(in_lanes("lhs scale", (rows, 1), "float32"))
         residual_slots = min(2, panels * grid_n // cores) if spec.residual else 0
         if spec.residual:
             shape = (tiles.tile_m + config.subtile_m, tiles.tile_n)
-            fixed.append(_in_lanes("residual", shape, spec.residual, residual_slots))
+            fixed.append(in_lanes("residual", shape, spec.residual, residual_slots))
         blocks = row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
             dtype = spec.dtype_accumulator if spec.scale_blocks == 1 else "float32"
             fixed.append(VmemBuffer(name="acc", shape=shape, dtype=dtype, copies=1, ref_shape=shape))
         if spec.scale_columns > 1:
-            fixed.append(_in_lanes("column scale", (spec.products * spec.scale_blocks, tiles.tile_n), "float32"))
+            fixed.append(in_lanes("column scale", (spec.products * spec.scale_blocks, tiles.tile_n), "float32"))
 
         def weights(slots: int) -> VmemBuffer:
             matrix = (tiles.tile_n, spec.k) if spec.transpose_rhs else (spec.k, tiles.tile_n)
@@ -102,10 +103,10 @@ class GroupedSchedule(_TiledColumns):
         def scales(slots: int) -> list[VmemBuffer]:
             columns = tiles.tile_n if spec.scale_columns == 1 else spec.n // spec.scale_columns
             shape = (spec.products * spec.scale_blocks, columns)
-            return [_in_lanes("rhs scale", shape, "float32", slots)] if spec.dtype_rhs else []
+            return [in_lanes("rhs scale", shape, "float32", slots)] if spec.dtype_rhs else []
 
         def out(slots: int) -> VmemBuffer:
-            return _in_lanes("out", (config.subtile_m, tiles.tile_n), spec.dtype_out, slots)
+            return in_lanes("out", (config.subtile_m, tiles.tile_n), spec.dtype_out, slots)
 
         left = buffer_bytes(chip) - total_bytes(fixed)
         out_slots = min(max(int(left * (1 - _RING_SHARE)) // out(1).bytes, 2), _MAX_SLOTS)
@@ -157,13 +158,13 @@ class GradientSchedule(_TiledColumns):
         _require(spec, config, multiple)
         tile = (tiles.tile_k, tiles.tile_n)
         fixed = (
-            _in_lanes("lhs", (tiles.tile_m, tiles.tile_k), spec.dtype, _LHS_SLOTS),
-            _in_lanes("cotangent", (tiles.tile_m, tiles.tile_n), spec.dtype, _COTANGENT_SLOTS),
-            _in_lanes("acc", tile, spec.dtype_accumulator),
+            in_lanes("lhs", (tiles.tile_m, tiles.tile_k), spec.dtype, _LHS_SLOTS),
+            in_lanes("cotangent", (tiles.tile_m, tiles.tile_n), spec.dtype, _COTANGENT_SLOTS),
+            in_lanes("acc", tile, spec.dtype_accumulator),
         )
         left = buffer_bytes(chip) - total_bytes(fixed)
-        out_slots = min(max(left // _in_lanes("out", tile, spec.dtype_out).bytes, 1), _MAX_SLOTS)
-        buffers = (*fixed, _in_lanes("out", tile, spec.dtype_out, out_slots))
+        out_slots = min(max(left // in_lanes("out", tile, spec.dtype_out).bytes, 1), _MAX_SLOTS)
+        buffers = (*fixed, in_lanes("out", tile, spec.dtype_out, out_slots))
         require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         half = config.subtile_m // 2
         depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
@@ -188,17 +189,6 @@ class GradientSchedule(_TiledColumns):
             most_visits=1 + 2 * spec.groups + -(-most_rows // tiles.tile_m),
             buffers=buffers,
         )
-
-
-def _in_lanes(name: str, shape: tuple[int, ...], dtype: str, slots: int | None = None) -> VmemBuffer:
-    """Return a buffer that the kernel allocates, or a ring of slots, whose columns take whole registers."""
-    return VmemBuffer(
-        name=name,
-        shape=(*shape[:-1], padded(shape[-1], LANES)),
-        dtype=dtype,
-        copies=1 if slots is None else slots,
-        ref_shape=shape if slots is None else (slots, *shape),
-    )
 
 
 def _cores(grid_n: int, chip: Chip) -> int:

@@ -41,6 +41,14 @@ def multiplies_codes(row_format: str, dtype: str, k: int, chip: Chip | None) -> 
     return row_format == dtype and dtype.startswith("float8") and chip is not None
 
 
+def pushed_dtype(dtype: str, codes: str | None) -> str:
+    """Return the dtype of the weights in the matrix units, next to rows of a dtype.
+
+    Floats of eight bits go there as they are, next to bfloat16; integers, which are exact in that, are converted.
+    """
+    return codes if codes and codes.startswith("float8") and dtype == "bfloat16" else dtype
+
+
 def shared_columns(n: int, block: int) -> int:
     """Return the columns that share scales of blocks of k as the kernel reads them: a register's columns, or one.
 
@@ -152,9 +160,8 @@ class GroupedSpec(GroupedSizes):
 
     @property
     def dtype_pushed(self) -> str:
-        """The dtype of the weights in the matrix units: floats of eight bits go there as they are, next to bfloat16."""
-        is_float8 = self.dtype_rhs is not None and self.dtype_rhs.startswith("float8")
-        return self.dtype_rhs if is_float8 and self.dtype_rhs and self.dtype == "bfloat16" else self.dtype
+        """The dtype of the weights in the matrix units."""
+        return pushed_dtype(self.dtype, self.dtype_rhs)
 
     @property
     def products(self) -> int:

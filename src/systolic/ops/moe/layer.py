@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +18,16 @@ from systolic.ops.moe.all_to_all.layer import sum_by_all_to_all
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp, product
 from systolic.ops.moe.forms import DeviceForm
-from systolic.ops.moe.gathering import spread_of_all_devices
 from systolic.ops.moe.permuting import Summing, spread
 from systolic.ops.moe.plan import faster_form
-from systolic.ops.moe.ring.hidden import RingHidden
+from systolic.ops.moe.ring.gathering import spread_of_all_devices
+from systolic.ops.moe.ring.hidden import RingHidden, stored
 from systolic.ops.moe.ring.summing import combined_over_devices
 from systolic.ops.moe.routing import sorted_by_expert, sorted_with_values
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.moe.weighting import weighted_sum
+from systolic.ops.quantized.arguments import row_format_named
+from systolic.ops.quantized.array import Quantized
 
 
 def experts_sum(
@@ -87,8 +90,21 @@ def _faster_form(call: Call, experts: Experts, axis: Any, options: dict[str, Any
         top_k=call.ids.shape[1],
         dtype=call.x.dtype.name,
         devices=devices,
+        **_quantized_as(experts.gate, options["quantize_lhs"]),
     )
     return faster_form(spec, chip)
+
+
+def _quantized_as(gate: Any, quantize_lhs: Any) -> dict[str, Any]:
+    """Return the fields of `MoeSpec` about quantized experts, all of which are taken to be like the first product's."""
+    if not isinstance(gate, Quantized):
+        return {}
+    _, d, f = gate.shape
+    _, rows, columns = gate.blocks
+    fields = {"dtype_rhs": gate.dtype.name, "quantize_lhs": quantize_lhs and row_format_named(quantize_lhs)}
+    if rows != d and math.gcd(d, f) % math.lcm(rows, columns) == 0:
+        fields |= {"rhs_block": rows, "scale_columns": columns}
+    return fields
 
 
 def _sum_by_all_gather(call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any]) -> Array:
@@ -98,7 +114,7 @@ def _sum_by_all_gather(call: Call, experts: Experts, axis: str, activation: Any,
     sends it once for each expert.
     """
     backend = backend_of(options["implementation"], options["chip"], None)
-    kernel = _ring_kernel(backend, call, experts, axis)
+    kernel = _ring_kernel(backend, call, experts, axis, options)
     # Flat, since a short row travels as 128 numbers; and one array, since a gather of few bytes takes 12 µs too.
     choices = jnp.stack([call.ids.astype(jnp.float32), call.weights])
     with jax.named_scope("all_gather"):
@@ -124,12 +140,13 @@ def _sum_by_all_gather(call: Call, experts: Experts, axis: str, activation: Any,
     return _while_tokens_travel(kernel, neighbors, everyone, experts, activation, options)
 
 
-def _ring_kernel(backend: Backend, call: Call, experts: Experts, axis: str) -> RingHidden | None:
+def _ring_kernel(
+    backend: Backend, call: Call, experts: Experts, axis: str, options: dict[str, Any]
+) -> RingHidden | None:
     """Return the kernel whose products begin while tokens travel, or None where it cannot run."""
-    if experts.bias_gate is not None or experts.bias_up is not None:
+    if experts.bias_gate is not None or experts.bias_up is not None or options["quantize_lhs"] is not None:
         return None
-    matrices = [experts.gate] if experts.up is None else [experts.gate, experts.up]
-    return RingHidden.of(backend, axis, call.x, call.ids.size * lax.axis_size(axis), matrices)
+    return RingHidden.of(backend, axis, call.x, call.ids.size * lax.axis_size(axis), experts)
 
 
 def _while_tokens_travel(
@@ -160,11 +177,11 @@ def _on_ring(
         ids = call.ids - call.first_expert
         choices, (weights,) = sorted_with_values(ids, here, call.capacity, kernel.spec.devices, call.weights)
     with jax.named_scope("experts"):
-        matrices = [experts.gate, experts.up][: kernel.spec.products]
-        operands = None if experts.bias_down is not None else kernel.sum_operands(experts.down, weights, choices)
-        hidden, rows, operands = kernel.hidden(call.x, choices, matrices, activation, neighbors, operands)
+        first, down = stored(kernel.chip, experts, call.x)
+        operands = None if experts.bias_down is not None else kernel.sum_operands(weights, choices)
+        hidden, rows, operands = kernel.hidden(call.x, choices, first, activation, neighbors, operands)
         if operands is not None:
-            return kernel.sums(hidden, experts.down, operands, repeats=call.repeats)
+            return kernel.sums(hidden, down, operands, repeats=call.repeats)
         options = {**options, "rows_per_group": -(-call.ids.size // call.experts), "leaves_rest": True}
         results = product(hidden, experts.down, rows.sizes, bias=experts.bias_down, **options)
     with jax.named_scope("combine"):

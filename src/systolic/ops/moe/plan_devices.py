@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from systolic.chips import Chip
+from systolic.ops.grouped.spec import reads_codes, shared_columns
 from systolic.ops.moe.forms import combine_form, exchange_form, scatter_form, spread_form
 from systolic.ops.moe.plan_parts import MoePart, moved, product_parts
+from systolic.ops.moe.ring.matrices import MatrixForm
 from systolic.ops.moe.ring.products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeSpec
@@ -60,34 +62,57 @@ def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
         f=spec.n,
         products=2,
         dtype=spec.dtype,
+        matrices=_matrix_form(spec, chip, spec.k, spec.n),
+        down=_matrix_form(spec, chip, spec.n, spec.k),
     )
-    ring = RingProductsSchedule.of(ring_spec, chip)
+    ring = None if spec.quantize_lhs else RingProductsSchedule.of(ring_spec, chip)
+    if spec.quantize_lhs:
+        form += "; kernels on the ring do not quantize rows"
     if ring is not None:
         gather_us /= ring.slabs
         why = f"the first {ring.columns:,} columns of all devices' tokens, while their choices are sorted"
-        parts = [_on_ring(ring_spec, ring, chip), *down]
+        parts = [*gate_up[:-1], _on_ring(ring_spec, ring, chip)]
         form = f"tokens travel {ring.columns:,} columns at a time round the ring of a mesh that is set, in products"
     scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)
     names = ("sums of tokens", "reduce-scatter") if len(scattering) > 1 else ("sums of tokens and reduce-scatter",)
     rest = [moved(name, form) for name, form in zip(names, scattering, strict=True)]
     if ring is not None:
         scatter = ScatterProductsSchedule.of(ring_spec, spec.top_k, ring.rows, chip)
-        if scatter is not None:
-            parts, rest = parts[:1], [_with_sums(ring_spec, scatter, chip, ring_us(sums, spec.devices, chip))]
+        if scatter is None:
+            parts += down
+        else:
+            parts += down[:-1]
+            rest = [_with_sums(ring_spec, scatter, chip, ring_us(sums, spec.devices, chip))]
     parts = [MoePart(name="all-gather", by="XLA", why=why, time_us=gather_us), *parts, *rest]
     return form, parts
 
 
+def _matrix_form(spec: MoeSpec, chip: Chip, k: int, n: int) -> MatrixForm:
+    """Return the form in which kernels read matrices of k × n: others are dequantized."""
+    if spec.dtype_rhs is None or not reads_codes(spec.dtype_rhs, k, spec.rhs_block or k, chip):
+        return MatrixForm(dtype=spec.dtype)
+    has_blocks = spec.rhs_block not in (None, k)
+    columns = shared_columns(n, spec.scale_columns) if has_blocks else 1
+    return MatrixForm(dtype=spec.dtype_rhs, block=spec.rhs_block or k, scale_columns=columns)
+
+
+def _of_codes(form: MatrixForm) -> str:
+    return "" if form.block is None else f"codes of {form.dtype} are read as they are stored; "
+
+
 def _on_ring(spec: RingProductsSpec, schedule: RingProductsSchedule, chip: Chip) -> MoePart:
     why = (
-        f"tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of {schedule.panel:,} rows stay in "
-        "VMEM: weights are read once for so many rows"
+        f"{_of_codes(spec.matrices)}tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of "
+        f"{schedule.panel:,} rows stay in VMEM: weights are read once for so many rows"
     )
     return MoePart(name="gate and up", by="a kernel", why=why, time_us=schedule.time_us(spec, chip))
 
 
 def _with_sums(spec: RingProductsSpec, schedule: ScatterProductsSchedule, chip: Chip, links_us: float) -> MoePart:
-    why = f"sums of {schedule.columns:,} columns are sent round the ring while the next ones are multiplied"
+    why = (
+        f"{_of_codes(spec.down)}sums of {schedule.columns:,} columns are sent round the ring while the next ones are "
+        "multiplied"
+    )
     name = "down, sums of tokens and reduce-scatter"
     return MoePart(name=name, by="a kernel", why=why, time_us=schedule.time_us(spec, chip, links_us))
 

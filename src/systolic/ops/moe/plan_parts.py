@@ -35,6 +35,17 @@ def moved(name: str, form: Form) -> MoePart:
     return MoePart(name=name, by=computed_by, why=form.reason, time_us=form.time_us)
 
 
+def dequantized(name: str, spec: MoeSpec, chip: Chip, groups: int, *, k: int, n: int, gated: bool) -> list[MoePart]:
+    """Return the part that dequantizes matrices, or none if kernels read them as they are stored."""
+    if spec.dtype_rhs is None or reads_codes(spec.dtype_rhs, k, spec.rhs_block or k, chip):
+        return []
+    numbers = groups * k * n * (2 if gated else 1)
+    moved_bytes = format_bytes(spec.dtype_rhs, numbers) + numbers * dtype_bytes(spec.dtype)
+    why = f"the kernel does not read {spec.experts_named}: all experts are written in {spec.dtype}"
+    time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
+    return [MoePart(name=f"dequantize {name}", by="XLA", why=why, time_us=time_us)]
+
+
 def product_parts(
     name: str, spec: MoeSpec, chip: Chip, groups: int, room: int, *, k: int, n: int, gated: bool
 ) -> list[MoePart]:
@@ -43,13 +54,8 @@ def product_parts(
     Args:
       room: for rows of all `groups`; not all of it may be used.
     """
-    parts, dtype_rhs = list[MoePart](), spec.dtype_rhs
-    if dtype_rhs and not reads_codes(dtype_rhs, k, spec.rhs_block or k, chip):
-        numbers = groups * k * n * (2 if gated else 1)
-        moved_bytes = format_bytes(dtype_rhs, numbers) + numbers * dtype_bytes(spec.dtype)
-        why = f"the kernel does not read {spec.experts_named}: all experts are written in {spec.dtype}"
-        time_us = moved_bytes / chip.machine.hbm_bytes_per_s * 1e6
-        parts.append(MoePart(name=f"dequantize {name}", by="XLA", why=why, time_us=time_us))
+    parts, dtype_rhs = dequantized(name, spec, chip, groups, k=k, n=n, gated=gated), spec.dtype_rhs
+    if parts:
         dtype_rhs = None
     row_format = spec.quantize_lhs if dtype_rhs else None
     if row_format:

@@ -68,6 +68,28 @@ def test_devices_share_the_experts_and_send_the_tokens() -> None:
         dataclasses.replace(LAYER, devices=3)
 
 
+def test_kernels_on_a_ring_read_codes_as_they_are_stored() -> None:
+    squares = {"dtype_rhs": "float8_e4m3fn", "rhs_block": 128, "scale_columns": 128}
+    names = [part.name for part in systolic.plan_moe(EIGHT, "v6e").parts]
+    few = dataclasses.replace(EIGHT, m=1024)
+    for changes in (squares, {"dtype_rhs": "int8"}):
+        _, *products = systolic.plan_moe(dataclasses.replace(EIGHT, **changes), "v6e").parts
+        assert [part.name for part in products] == names[1:]
+        assert all(f"codes of {changes['dtype_rhs']} are read as they are stored" in part.why for part in products)
+        floats, codes = (systolic.plan_moe(spec, "v6e") for spec in (few, dataclasses.replace(few, **changes)))
+        assert codes.parts[1].time_us < 0.6 * floats.parts[1].time_us  # HBM binds
+    fp4 = systolic.plan_moe(dataclasses.replace(EIGHT, dtype_rhs="float4_e2m1fn", rhs_block=32), "v6e").parts
+    assert [part.name for part in fp4 if part.by == "XLA"] == [
+        "all-gather",
+        "dequantize gate and up",
+        "dequantize down",
+    ]
+    assert [part.name for part in fp4 if part.by == "a kernel"] == names[1:]
+    rows = systolic.plan_moe(dataclasses.replace(EIGHT, dtype_rhs="int8", quantize_lhs="int8"), "v6e")
+    assert "kernels on the ring do not quantize rows" in rows.form
+    assert "rows of tokens" in [part.name for part in rows.parts]
+
+
 @pytest.mark.parametrize(
     ("chip", "changes", "form"),
     [

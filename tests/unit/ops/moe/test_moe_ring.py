@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from systolic.chips import CHIPS
+from systolic.ops.moe.ring.matrices import MatrixForm
+from systolic.ops.moe.ring.products import small_rows
 from systolic.ops.moe.ring.schedule import WAYS, Field, ScatterSchedule
 from systolic.ops.moe.schedule import CombineSpec
 from systolic.schedule import IllegalTilesError
@@ -47,6 +49,30 @@ def test_each_device_adds_once_to_every_sum_before_it_arrives(devices: int, piec
     assert not arrived
     assert finished == {block: list(range(devices)) for block in range(devices * pieces)}
     assert (sent == (devices - 1) * pieces // 2).all()
+
+
+def test_scales_go_with_the_rows_of_a_slab() -> None:
+    squares = MatrixForm(dtype="float8_e4m3fn", block=128, scale_columns=128)
+    channels = MatrixForm(dtype="int8", block=4096)
+    floats = MatrixForm(dtype="bfloat16")
+    assert [form.scale_rows(1024) for form in (squares, channels, floats)] == [8, 1, 0]
+    assert [form.scale_rows(4096) for form in (squares, channels, floats)] == [32, 1, 0]
+    assert [form.bytes(4096, 1536) for form in (squares, channels, floats)] == [
+        4096 * 1536 + 32 * 12 * 4,
+        4096 * 1536 + 1536 * 4,
+        2 * 4096 * 1536,
+    ]
+    assert [form.pushed("bfloat16") for form in (squares, channels)] == ["float8_e4m3fn", "bfloat16"]
+    assert floats.is_multiplied("bfloat16", 1024)
+    assert not MatrixForm(dtype="float32").is_multiplied("bfloat16", 1024)
+    assert not MatrixForm(dtype="int8", block=896).is_multiplied("bfloat16", 1024)
+    buffers = {buffer.name: buffer.ref_shape for buffer in squares.scale_buffers(16, 1536, 1536, 3)}
+    assert buffers == {"scales": (3, 16, 12), "column scales": (16, 1536)}
+
+
+@pytest.mark.parametrize(("rows", "small"), [((64, 64), 64), ((128, 64), 64), ((320, 64), 128)])
+def test_two_small_blocks_never_take_the_place_of_a_large_one(rows: tuple[int, int], small: int) -> None:
+    assert small_rows(rows) == small
 
 
 def test_sums_that_do_not_fit_say_why() -> None:

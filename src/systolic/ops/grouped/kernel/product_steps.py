@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import apply_epilogue
-from systolic.kernels.registers import Parts, block_of, parts_of
+from systolic.kernels.registers import Parts, block_of, parts_of, spread_over_registers
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.code_blocks import RowBlock
 from systolic.ops.grouped.kernel.product_arrays import At, Buffers, GroupedOperands
@@ -248,12 +248,8 @@ class Steps:
 
     def _scale_columns(self, at: At, slot: Any) -> None:
         """Write the scales of a step's columns, of those that whole registers of columns share."""
-        shared, target = self.buffers.rhs_scale[slot], self.buffers.column_scale
-        number = lax.broadcasted_iota(jnp.int32, shared.shape, 1)
         first = (self.outputs.first_tile + at.tile) * (self.schedule.tile_n // LANES)
-        for register in range(self.schedule.tile_n // LANES):
-            scale = jnp.where(number == first + register, shared, 0.0).sum(1, keepdims=True)
-            target[:, register * LANES : (register + 1) * LANES] = jnp.broadcast_to(scale, (shared.shape[0], LANES))
+        spread_over_registers(self.buffers.rhs_scale[slot], self.buffers.column_scale, first)
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         """Return a product of a block with `columns` of the weights, over all of k, with the scales of blocks of k."""

@@ -5,9 +5,11 @@ The first slab of columns goes round the ring by copies of XLA's while choices a
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -19,10 +21,13 @@ from systolic.ops.collective.arguments import axis_ring, barrier_number
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.target import explicit_mesh
-from systolic.ops.moe.gathering import hops_round_the_ring, of_device, round_the_ring
+from systolic.ops.grouped.codes import Weights, weights_of
+from systolic.ops.moe.experts import Experts
 from systolic.ops.moe.permuting import tokens_of_rows
+from systolic.ops.moe.ring.gathering import hops_round_the_ring, of_device, round_the_ring
 from systolic.ops.moe.ring.kernel.products import ring_products
 from systolic.ops.moe.ring.kernel.scatter_products import scatter_products
+from systolic.ops.moe.ring.matrices import MatrixForm
 from systolic.ops.moe.ring.products import ROW_TILE, RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.routing import Sorted
 from systolic.schedule.legality import LANES
@@ -45,24 +50,27 @@ class RingHidden:
     schedule: RingProductsSchedule
 
     @classmethod
-    def of(cls, backend: Backend, axis: Any, x: Array, choices: int, matrices: list[Array]) -> RingHidden | None:
+    def of(cls, backend: Backend, axis: Any, x: Array, choices: int, experts: Experts) -> RingHidden | None:
         """Return the kernel, or None where it cannot run: x is of this device's tokens, `choices` of all devices'."""
         chip = backend.chip
         ring = axis_ring(axis, lax.axis_size(axis)) if isinstance(axis, str) else None
         if ring is None or chip is None or chip.links is None or backend.implementation == "xla":
             return None
-        if explicit_mesh([x, *matrices]) is not None or any(array.dtype != x.dtype for array in matrices):
+        if explicit_mesh([x, *jax.tree.leaves(experts)]) is not None:
             return None
-        experts, d, f = matrices[0].shape
+        count, d, f = experts.gate.shape
+        first, down = jax.eval_shape(functools.partial(stored, chip), experts, x)
         spec = RingProductsSpec(
             devices=len(ring),
             tokens=len(ring) * x.shape[0],
             choices=choices,
-            experts=experts,
+            experts=count,
             d=d,
             f=f,
-            products=len(matrices),
+            products=1 if experts.up is None else 2,
             dtype=x.dtype.name,
+            matrices=MatrixForm.of(first),
+            down=MatrixForm.of(down),
         )
         schedule = RingProductsSchedule.of(spec, chip)
         if schedule is None:
@@ -79,7 +87,7 @@ class RingHidden:
         self,
         x: Array,
         choices: Sorted,
-        matrices: list[Array],
+        weights: Weights,
         activation: Any,
         arrived: list[tuple[Array, Array]],
         later: tuple[Array, ...] | None,
@@ -87,6 +95,7 @@ class RingHidden:
         """Return the activated products, the choices with the rows that they have there, and `later`.
 
         Args:
+          weights: of gate and up, as `stored` returns them.
           arrived: `neighbors` of x.
           later: operands of what runs later, which are there before the kernel begins: while tokens travel nothing
             waits for them.
@@ -108,7 +117,8 @@ class RingHidden:
                 first_rows // SUBLANES,
                 codes,
                 table,
-                matrices,
+                [weights.rhs] if weights.up is None else [weights.rhs, weights.up],
+                self._slab_scales(weights),
                 jnp.asarray(self.ring, jnp.int32),
                 axis_name=self.axis,
                 collective_id=barrier_number(self.axis),
@@ -120,14 +130,23 @@ class RingHidden:
             )
         return out, in_registers, later
 
-    def sum_operands(self, down: Array, weights: Array, choices: Sorted) -> tuple[Array, ...] | None:
+    def _slab_scales(self, weights: Weights) -> Array | None:
+        """Return the scales with those of a slab, or of several slabs that share them, together."""
+        if weights.scale is None:
+            return None
+        products, slab_rows = self.spec.products, self.spec.matrices.scale_rows(self.schedule.columns)
+        experts, _, columns = weights.scale.shape
+        scale = weights.scale.reshape(experts, products, -1, slab_rows, columns)
+        return jnp.moveaxis(scale, 1, 2).reshape(experts, -1, products * slab_rows, columns)
+
+    def sum_operands(self, weights: Array, choices: Sorted) -> tuple[Array, ...] | None:
         """Return operands of the kernel that makes sums and sends them, or None where it cannot run.
 
         Args:
           weights: of choices in the order of experts.
         """
         schedule = self._sum_schedule
-        if schedule is None or down.dtype.name != self.spec.dtype:
+        if schedule is None:
             return None
         tokens = choices.order // self._top_k
         words = tokens // SUBLANES * (schedule.registers * SUBLANES) + tokens % SUBLANES
@@ -148,10 +167,11 @@ class RingHidden:
     def _sum_schedule(self) -> ScatterProductsSchedule | None:
         return ScatterProductsSchedule.of(self.spec, self._top_k, self.schedule.rows, self.chip)
 
-    def sums(self, hidden: Array, down: Array, operands: tuple[Array, ...], *, repeats: bool) -> Array:
+    def sums(self, hidden: Array, down: Weights, operands: tuple[Array, ...], *, repeats: bool) -> Array:
         """Return the sums of this device's tokens.
 
         Args:
+          down: as `stored` returns it.
           operands: `sum_operands`.
           repeats: True if a token may have chosen an expert more than once.
         """
@@ -160,7 +180,8 @@ class RingHidden:
         with tracing_for(self.chip):
             return scatter_products(
                 hidden,
-                down,
+                down.rhs,
+                down.scale,
                 *operands,
                 axis_name=self.axis,
                 collective_id=barrier_number(self.axis),
@@ -169,6 +190,12 @@ class RingHidden:
                 vmem_limit_bytes=vmem_limit(schedule.buffers, self.chip),
                 interpret=self.backend.interpret,
             )
+
+
+def stored(chip: Chip, experts: Experts, x: Array) -> tuple[Weights, Weights]:
+    """Return gate and up, and down, as kernels read them next to x: codes that they do not read are dequantized."""
+    weights = functools.partial(weights_of, lhs=x, transpose_rhs=False, side_by_side=False, chip=chip)
+    return weights(experts.gate, experts.up), weights(experts.down, None)
 
 
 def in_whole_registers(choices: Sorted) -> Sorted:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from systolic.chips import Chip
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.kernels.packed_rows import SUBLANES
+from systolic.ops.moe.ring.matrices import MatrixForm
 from systolic.ops.moe.ring.schedule import MAX_ARRIVALS, ScatterSchedule
 from systolic.ops.moe.schedule import COPY_CYCLES, REGISTER_CYCLES, CombineSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
@@ -47,7 +48,9 @@ class RingProductsSpec:
     d: int
     f: int
     products: int  # 2: gate and up
-    dtype: str
+    dtype: str  # of rows
+    matrices: MatrixForm  # of gate and up
+    down: MatrixForm
 
     @property
     def mean_rows(self) -> int:
@@ -64,7 +67,8 @@ class RingProductsSpec:
 
     @property
     def least_hbm_bytes(self) -> int:
-        return (self.experts * self.d * self.products + self.mean_rows) * self.f * dtype_bytes(self.dtype)
+        weights_bytes = self.experts * self.products * self.matrices.bytes(self.d, self.f)
+        return weights_bytes + self.mean_rows * self.f * dtype_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,10 @@ class RingProductsSchedule:
         if spec.dtype != "bfloat16" or not 0 < spec.choices <= _MAX_CHOICES:
             return None
         columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        if not spec.matrices.is_multiplied(spec.dtype, columns):
+            return None
         block_columns = max(side for side in legal_sides(spec.f, LANES) if side <= _COLUMNS)
+        scale_rows = spec.products * spec.matrices.scale_rows(columns)
         mean = -(-spec.choices // (spec.devices * spec.experts))
         large = min(padded(int(mean * _BLOCK_SHARE), _SMALL_ROWS), _MAX_ROWS)
 
@@ -96,7 +103,8 @@ class RingProductsSchedule:
             buffers = (
                 VmemBuffer(name="tokens", shape=(spec.tokens, spec.d), dtype=spec.dtype, copies=1),
                 VmemBuffer(name="rows", shape=(large, columns), dtype=spec.dtype, copies=1),
-                VmemBuffer(name="weights", shape=weights, dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+                VmemBuffer(name="weights", shape=weights, dtype=spec.matrices.dtype, copies=_WEIGHT_SLOTS),
+                *spec.matrices.scale_buffers(scale_rows, spec.f, spec.f, _WEIGHT_SLOTS),
                 VmemBuffer(name="sums", shape=sums, dtype="float32", copies=1),
                 VmemBuffer(name="stages", shape=(large, spec.f), dtype=spec.dtype, copies=STAGES),
             )
@@ -119,25 +127,38 @@ class RingProductsSchedule:
 
     def time_us(self, spec: RingProductsSpec, chip: Chip) -> float:
         """Return the time from the arrival of the first slab on: weights arrive while rows are multiplied."""
-        cycles = spec.products * _product_cycles(spec, self.rows, spec.d, spec.f, chip)
+        cycles = spec.products * _product_cycles(spec, spec.matrices, self.rows, spec.d, spec.f, chip)
         cycles += self.slabs * spec.mean_rows * _row_cycles(self.columns)
         slab_bytes = spec.tokens * self.columns * dtype_bytes(spec.dtype)
         hbm_us = (spec.least_hbm_bytes + slab_bytes) / chip.machine.hbm_bytes_per_s * 1e6
         return max(hbm_us, cycles / chip.machine.clock_hz * 1e6)
 
 
+def small_rows(rows: tuple[int, int]) -> int:
+    """Return the rows of an expert up to which small blocks multiply them: one, or two that are less than a large one.
+
+    Every block takes all weights into the matrix units, and converts codes.
+    """
+    large, small = rows
+    return 2 * small if large > 2 * small else small
+
+
 def _row_cycles(columns: int) -> float:
     return COPY_CYCLES + REGISTER_CYCLES * -(-columns // (LANES * SUBLANES))
 
 
-def _product_cycles(spec: RingProductsSpec, rows: tuple[int, int], k: int, n: int, chip: Chip) -> float:
+def _product_cycles(
+    spec: RingProductsSpec, matrices: MatrixForm, rows: tuple[int, int], k: int, n: int, chip: Chip
+) -> float:
     """Return the cycles in which matrix units take the weights of a product, and the blocks of rows for each."""
     machine, (large, small) = chip.machine, rows
     mean = -(-spec.mean_rows // spec.experts)
-    count = max(-(-(mean - 2 * small) // large), 0)
+    count = max(-(-(mean - small_rows(rows)) // large), 0)
     blocks = [large] * count + [small] * max(-(-(mean - count * large) // small), 0)
-    tiles = -(-k // machine.mxu_rows) * -(-n // machine.mxu_columns) / machine.mxu_count
-    pushes = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096 * machine.weight_push_cycles
+    deep = min(machine.mxu_rows, matrices.block or k)  # sums of blocks of k have scales of their own
+    tiles = -(-k // deep) * -(-n // machine.mxu_columns) / machine.mxu_count
+    push_bytes = deep * machine.mxu_columns * dtype_bytes(matrices.pushed(spec.dtype))
+    pushes = push_bytes / 4096 * machine.weight_push_cycles
     rows_per_cycle = mxu_rows_per_cycle(spec.dtype, chip)
     return spec.experts * tiles * sum(size / rows_per_cycle + pushes for size in blocks)
 
@@ -148,6 +169,8 @@ class ScatterProductsSchedule:
 
     tokens: int  # of all devices
     mean_rows: int
+    dtype: str  # of rows
+    down: MatrixForm
     columns: int  # of a tile
     tiles: int
     block_columns: int
@@ -182,11 +205,14 @@ class ScatterProductsSchedule:
             return None
         columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
         tiles = spec.d // columns
+        if not spec.down.is_multiplied(spec.dtype, spec.f):
+            return None
         if tiles * scatter.arrivals > MAX_ARRIVALS or spec.choices > _MAX_CHOICES // 2:
             return None
         piece = (scatter.combine.tokens, columns)
         others = (
-            VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+            VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.down.dtype, copies=_WEIGHT_SLOTS),
+            *spec.down.scale_buffers(spec.down.scale_rows(spec.f), columns, spec.d, _WEIGHT_SLOTS),
             VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=2),
             VmemBuffer(name="sums", shape=(spec.tokens + SUBLANES, columns), dtype="float32", copies=2),
             VmemBuffer(name="arrivals", shape=piece, dtype=spec.dtype, copies=tiles * scatter.arrivals + 1),
@@ -202,6 +228,8 @@ class ScatterProductsSchedule:
         return cls(
             tokens=spec.tokens,
             mean_rows=spec.mean_rows,
+            dtype=spec.dtype,
+            down=spec.down,
             columns=columns,
             tiles=tiles,
             block_columns=max(side for side in legal_sides(columns, LANES) if side <= _COLUMNS),
@@ -216,10 +244,10 @@ class ScatterProductsSchedule:
     def time_us(self, spec: RingProductsSpec, chip: Chip, links_us: float) -> float:
         """Return the time; links take `links_us`, and are idle while the first tile is made."""
         machine, item = chip.machine, dtype_bytes(spec.dtype)
-        cycles = _product_cycles(spec, self.rows, spec.f, spec.d, chip)
+        cycles = _product_cycles(spec, spec.down, self.rows, spec.f, spec.d, chip)
         cycles += self.tiles * spec.mean_rows * _SUM_CYCLES
         row_reads = 1 if self.keeps_rows else self.tiles
-        read_bytes = (spec.experts * spec.d + row_reads * spec.mean_rows) * spec.f * item
+        read_bytes = spec.experts * spec.down.bytes(spec.f, spec.d) + row_reads * spec.mean_rows * spec.f * item
         products_us = max(cycles / machine.clock_hz, read_bytes / machine.hbm_bytes_per_s) * 1e6
         return products_us / self.tiles + max(
             products_us * (self.tiles - 1) / self.tiles + links_us / self.tiles, links_us

@@ -18,32 +18,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.epilogue import Fn, apply_epilogue
+from systolic.kernels.epilogue import Fn
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.packed_rows import SUBLANES, PackedRows, in_tiles
-from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
+from systolic.ops.moe.ring.kernel.slab_products import Expert, SlabProducts
+from systolic.ops.moe.ring.kernel.stored_weights import scale_scratch
 from systolic.ops.moe.ring.kernel.tokens import Travel
-from systolic.ops.moe.ring.products import ROW_TILE, STAGES, RingProductsSchedule, RingProductsSpec
+from systolic.ops.moe.ring.products import STAGES, RingProductsSchedule, RingProductsSpec
 from systolic.schedule.legality import LANES
-
-
-class Expert:
-    """Rows of the table of experts."""
-
-    CODE = 0  # the first code of its rows
-    BEGIN = 1  # its first row
-    END = 2  # after its last row; rows are whole registers
-    COUNT = 3
-
-
-class _Step(NamedTuple):
-    panel: Any  # rows whose sums are in VMEM together
-    slab: Any
-    expert: Any
 
 
 class _Refs(NamedTuple):
@@ -53,11 +39,14 @@ class _Refs(NamedTuple):
     codes: Any  # int32 [rows] in SMEM: `row_codes` of tokens
     x: Any  # [tiles, registers, 8, 128] in HBM, of this device
     matrices: tuple[Any, ...]  # [experts, d, f] in HBM
+    scales: Any  # float32 [experts, slabs that share none, products · blocks of k, f or f / 128] in HBM, of codes
     parts: tuple[Any, ...]  # the same as x, the first slab of other devices
     out: Any  # [rows, f] in HBM
     tokens: Any  # a buffer of `PackedRows`, a slot for each slab
     rows: Any  # int32 [words, 128]: rows of a block, in registers of 16 rows
     weights: Any  # [slots, products, columns, f]
+    slab_scales: Any  # float32 [slots, products · blocks of k, f or f / 128]
+    column_scales: Any  # float32 [products · blocks of k, f]: scales of each column, if columns share them
     sums: Any  # float32 [products, panel and a block, f]
     stages: Any  # [STAGES, block rows, f]
     stored: Any  # int32 [1 + STAGES] in SMEM: blocks stored, and the rows of the last ones
@@ -76,6 +65,7 @@ def ring_products(
     codes: Int[Array, " rows"],
     experts: Int[Array, "fields experts"],
     matrices: Sequence[Shaped[Array, "experts d f"]],
+    scales: Float[Array, "experts slabs rows columns"] | None,
     ring: Int[Array, " devices"],
     *,
     axis_name: str,
@@ -95,18 +85,26 @@ def ring_products(
         dtype=spec.dtype,
         is_interpreted=bool(interpret),
     )
+    dtypes = "_".join(dict.fromkeys((spec.dtype, spec.matrices.dtype)))
     hbm, scalars = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.SMEM)
     arrays, large = [array if interpret else from_hbm(array) for array in matrices], schedule.rows[0]
     operands = ring, experts, first_tiles, codes
     return pl.pallas_call(
-        functools.partial(_kernel, axis_name, spec, schedule, tokens, activation, len(parts)),
-        in_specs=[*(scalars for _ in operands), *(hbm for _ in range(1 + len(matrices) + len(parts)))],
+        functools.partial(_kernel, axis_name, spec, schedule, tokens, activation),
+        in_specs=[
+            *(scalars for _ in operands),
+            hbm,
+            tuple(hbm for _ in arrays),
+            None if scales is None else hbm,
+            tuple(hbm for _ in parts),
+        ],
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((spec.rows, spec.f), dtype, [x, *matrices]),
         scratch_shapes=[
             tokens.scratch,
             pltpu.VMEM((large * schedule.columns // 2 // LANES, LANES), jnp.int32),
-            pltpu.VMEM((schedule.weight_slots, spec.products, schedule.columns, spec.f), dtype),
+            pltpu.VMEM((schedule.weight_slots, spec.products, schedule.columns, spec.f), arrays[0].dtype),
+            *scale_scratch(schedule.buffers),
             pltpu.VMEM((spec.products, schedule.panel + large, spec.f), jnp.float32),
             pltpu.VMEM((STAGES, large, spec.f), dtype),
             pltpu.SMEM((1 + STAGES,), jnp.int32),
@@ -120,8 +118,14 @@ def ring_products(
         cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
         compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
-        name=f"systolic_ring_products_{spec.dtype}_{spec.experts}_{spec.choices}_{spec.d}_{spec.f}",
-    )(*operands, in_tiles(x, interpret), *arrays, *(in_tiles(part, interpret) for part in parts))
+        name=f"systolic_ring_products_{dtypes}_{spec.experts}_{spec.choices}_{spec.d}_{spec.f}",
+    )(
+        *operands,
+        in_tiles(x, interpret),
+        tuple(arrays),
+        scales if scales is None or interpret else from_hbm(scales),
+        tuple(in_tiles(part, interpret) for part in parts),
+    )
 
 
 def _kernel(
@@ -130,16 +134,13 @@ def _kernel(
     schedule: RingProductsSchedule,
     tokens: PackedRows,
     activation: Fn | None,
-    parts: int,
-    *refs: Any,
+    *arrays: Any,
 ) -> None:
-    ring, experts, first_tiles, codes, x, *rest = refs
-    matrices, rest = tuple(rest[: spec.products]), rest[spec.products :]
-    refs = _Refs(ring, experts, first_tiles, codes, x, matrices, tuple(rest[:parts]), *rest[parts:])
-    travel = Travel(refs, spec, tokens, Walk(axis_name, ring))
-    products = _Products(refs, spec, schedule, tokens, activation)
+    refs = _Refs(*arrays)
+    travel = Travel(refs, spec, tokens, Walk(axis_name, refs.ring))
+    products = SlabProducts(refs, spec, schedule, tokens, activation)
     panels = jnp.maximum(
-        lax.div(experts[Expert.END, spec.experts - 1] + schedule.panel - 1, jnp.int32(schedule.panel)), 1
+        lax.div(refs.experts[Expert.END, spec.experts - 1] + schedule.panel - 1, jnp.int32(schedule.panel)), 1
     )
     steps = panels * (schedule.slabs * spec.experts)
     weights = products.weights_ring
@@ -165,135 +166,3 @@ def _kernel(
     lax.fori_loop(0, steps, step, None)
     products.end()
     pl.loop(1, schedule.slabs)(travel.end)
-
-
-class _Products:
-    def __init__(
-        self,
-        refs: _Refs,
-        spec: RingProductsSpec,
-        schedule: RingProductsSchedule,
-        tokens: PackedRows,
-        activation: Fn | None,
-    ) -> None:
-        self._refs, self._spec, self._schedule, self._tokens = refs, spec, schedule, tokens
-        self._activation = activation
-
-    def at(self, number: Any) -> _Step:
-        slabs, experts = jnp.int32(self._schedule.slabs), jnp.int32(self._spec.experts)
-        slab = lax.div(number, experts)
-        return _Step(lax.div(slab, slabs), lax.rem(slab, slabs), lax.rem(number, experts))
-
-    def _rows(self, at: _Step) -> tuple[Any, Any]:
-        """Return the first row of an expert in a panel, and the number of them."""
-        first, table, panel = at.panel * self._schedule.panel, self._refs.experts, self._schedule.panel
-        begin = jnp.maximum(table[Expert.BEGIN, at.expert], first)
-        return begin, jnp.minimum(table[Expert.END, at.expert], first + panel) - begin
-
-    @property
-    def weights_ring(self) -> Ring:
-        refs, columns = self._refs, self._schedule.columns
-
-        def copies(number: Any, act: Act) -> None:
-            at = self.at(number)
-            slot = lax.rem(number, jnp.int32(self._schedule.weight_slots))
-            rows = pl.ds(pl.multiple_of(at.slab * columns, columns), columns)
-            has_rows = self._rows(at)[1] > 0
-            for product, matrices in enumerate(refs.matrices):
-                copy = pltpu.make_async_copy(
-                    matrices.at[at.expert, rows, :], refs.weights.at[slot, product], refs.weights_sem.at[slot]
-                )
-                pl.when(has_rows)(functools.partial(act, copy))
-
-        return Ring(slots=self._schedule.weight_slots, copies=copies)
-
-    def add(self, at: _Step, slot: Any) -> None:
-        """Add the products of an expert's rows of a slab; of the last slab, store the result."""
-        large, small = self._schedule.rows
-        begin, size = self._rows(at)
-        count = lax.div(jnp.maximum(size - 2 * small + large - 1, 0), jnp.int32(large))
-
-        def blocks(rows: int, first: Any, end: Any) -> None:
-            def block(number: Any, carry: None) -> None:
-                row = first + number * rows
-                self._block(at, slot, begin + row, jnp.minimum(size - row, rows), rows)
-                return carry
-
-            lax.fori_loop(0, lax.div(jnp.maximum(end - first + rows - 1, 0), jnp.int32(rows)), block, None)
-
-        blocks(large, 0, jnp.minimum(count * large, size))
-        blocks(small, count * large, size)
-
-    def _block(self, at: _Step, slot: Any, row: Any, used: Any, rows: int) -> None:
-        refs, spec, schedule, width = self._refs, self._spec, self._schedule, self._schedule.block_columns
-        used = pl.multiple_of(used, ROW_TILE)
-        self._collect(at.slab, refs.experts[Expert.CODE, at.expert] + row - refs.experts[Expert.BEGIN, at.expert], used)
-        place = pl.multiple_of(row - at.panel * schedule.panel, ROW_TILE)
-        # Later rows of the block are of the next expert.
-        is_used = lax.broadcasted_iota(jnp.int32, (rows, width), 0) < used
-
-        def on_columns(number: Any) -> None:
-            columns = pl.ds(pl.multiple_of(number * width, width), width)
-            for product in range(spec.products):
-                total = lax.dot_general(
-                    self._collected(rows),
-                    refs.weights[slot, product, :, columns],
-                    (((1,), (0,)), ((), ())),
-                    preferred_element_type=jnp.float32,
-                )
-                before = refs.sums[product, pl.ds(place, rows), columns]
-                total += jnp.where(at.slab == 0, jnp.zeros_like(before), before)
-                refs.sums[product, pl.ds(place, rows), columns] = jnp.where(is_used, total, before)
-
-        pl.loop(0, spec.f // width)(on_columns)
-        pl.when(at.slab == schedule.slabs - 1)(lambda: self._store(row, place, used, rows))
-
-    def _collect(self, slab: Any, code: Any, rows: Any) -> None:
-        """Copy the rows of a block together."""
-        refs, registers = self._refs, self._tokens.registers
-
-        def tile(number: Any, carry: None) -> None:
-            codes = [refs.codes[code + number * ROW_TILE + row] for row in range(ROW_TILE)]
-            for word, words in enumerate(self._tokens.packed(refs.tokens, slab, codes)):
-                for at, register in enumerate(words):
-                    first = (number * registers + at * SUBLANES) * SUBLANES + word
-                    refs.rows[pl.ds(first, register.shape[0], stride=SUBLANES), :] = register
-            return carry
-
-        lax.fori_loop(0, lax.div(rows, jnp.int32(ROW_TILE)), tile, None)
-
-    def _collected(self, rows: int) -> Array:
-        registers, dtype = self._tokens.registers, self._refs.weights.dtype
-
-        def tile(number: int) -> Array:
-            firsts = range(number * registers * SUBLANES, (number + 1) * registers * SUBLANES, SUBLANES)
-            return jnp.concatenate([pltpu.bitcast(self._refs.rows[pl.ds(at, SUBLANES), :], dtype) for at in firsts], 1)
-
-        return jnp.concatenate([tile(number) for number in range(rows // ROW_TILE)])
-
-    def _store(self, row: Any, place: Any, used: Any, rows: int) -> None:
-        refs, spec, number = self._refs, self._spec, self._refs.stored[0]
-        stage = lax.rem(number, jnp.int32(STAGES))
-        pl.when(number >= STAGES)(lambda: self._departure(stage, 0, refs.stored[1 + stage]).wait())
-
-        def on_columns(number: Any) -> None:
-            columns = pl.ds(pl.multiple_of(number * LANES, LANES), LANES)
-            total, *up = (refs.sums[product, pl.ds(place, rows), columns] for product in range(spec.products))
-            refs.stages[stage, pl.ds(0, rows), columns] = apply_epilogue(
-                total, spec.dtype, activation=self._activation, up=up[0] if up else None
-            )
-
-        pl.loop(0, spec.f // LANES)(on_columns)
-        self._departure(stage, row, used).start()
-        refs.stored[1 + stage] = used
-        refs.stored[0] = number + 1
-
-    def _departure(self, stage: Any, begin: Any, rows: Any) -> Any:
-        refs, rows = self._refs, pl.multiple_of(rows, ROW_TILE)
-        target = refs.out.at[pl.ds(pl.multiple_of(begin, ROW_TILE), rows), :]
-        return pltpu.make_async_copy(refs.stages.at[stage, pl.ds(0, rows), :], target, refs.stages_sem.at[stage])
-
-    def end(self) -> None:
-        for stage in range(STAGES):
-            wait = functools.partial(self._departure, stage, 0, self._refs.stored[1 + stage])
-            pl.when(self._refs.stored[0] > stage)(lambda wait=wait: wait().wait())

@@ -22,6 +22,7 @@ from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import Walk
+from systolic.ops.moe.ring.kernel.stored_weights import scale_scratch
 from systolic.ops.moe.ring.kernel.summed_products import Block, SummedProducts
 from systolic.ops.moe.ring.kernel.sums import Sends
 from systolic.ops.moe.ring.products import SUM_STAGES, ScatterProductsSchedule
@@ -37,9 +38,12 @@ class _Refs(NamedTuple):
     factors: Any  # float32 [choices] in SMEM: weights of rows
     hidden: Any  # [rows, f] in HBM
     down: Any  # [experts, f, d] in HBM
+    scales: Any  # float32 [experts, blocks of f, d or d / 128] in HBM, of codes
     out: Any  # [own tokens, d] in HBM
     rows: Any  # [places + 1, block rows, f], the last of them for an expert's rows after its first block
-    weights: Any  # [slots, f, columns]
+    weights: Any  # [slots, 1, f, columns]
+    tile_scales: Any  # float32 [slots, blocks of f, columns or d / 128]
+    column_scales: Any  # float32 [blocks of f, columns]: scales of each column, if columns share them
     products: Any  # float32 [2, words, 128]: of two blocks, in tiles of eight rows
     sums: Any  # float32 [2, words, 128]: of all tokens, in tiles of eight, and eight of no token
     arrivals: Any  # [tiles · arrivals + 1, piece tokens, columns], the last of them zeros
@@ -54,6 +58,7 @@ class _Refs(NamedTuple):
 def scatter_products(
     hidden: Shaped[Array, "rows f"],
     down: Shaped[Array, "experts f d"],
+    scales: Float[Array, "experts blocks columns"] | None,
     experts: Int[Array, "fields experts"],
     words: Int[Array, " choices"],
     factors: Float[Array, " choices"],
@@ -72,21 +77,23 @@ def scatter_products(
     Args:
       repeats: True if a token may have chosen an expert more than once, in consecutive rows.
     """
-    dtype, (count, f, d) = down.dtype, down.shape
+    dtype, (count, f, d) = hidden.dtype, down.shape
     hbm, scalars = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.SMEM)
     operands = ring, table, experts, words, factors
     own_tokens = schedule.tokens // ring.shape[0]
     piece = (schedule.scatter.combine.tokens, schedule.columns)
     arrivals = schedule.tiles * schedule.scatter.arrivals
-    arrays = [array if interpret else from_hbm(array) for array in (hidden, down)]
+    arrays = [array if interpret or array is None else from_hbm(array) for array in (hidden, down, scales)]
+    dtypes = "_".join(dict.fromkeys((dtype.name, down.dtype.name)))
     return pl.pallas_call(
         functools.partial(_kernel, axis_name, schedule, repeats),
-        in_specs=[*(scalars for _ in operands), hbm, hbm],
+        in_specs=[*(scalars for _ in operands), *(None if array is None else hbm for array in arrays)],
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((own_tokens, d), dtype, [hidden, down]),
         scratch_shapes=[
             pltpu.VMEM((schedule.places + 1, schedule.rows[0], f), dtype),
-            pltpu.VMEM((schedule.slots, f, schedule.columns), dtype),
+            pltpu.VMEM((schedule.slots, 1, f, schedule.columns), down.dtype),
+            *scale_scratch(schedule.buffers),
             pltpu.VMEM((2, schedule.rows[0] * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((arrivals + 1, *piece), dtype),
@@ -98,11 +105,11 @@ def scatter_products(
             pltpu.SMEM((Block.COUNT,), jnp.int32),
         ],
         cost_estimate=pl.CostEstimate(
-            flops=2 * schedule.mean_rows * f * d, transcendentals=0, bytes_accessed=count * f * d * dtype.itemsize
+            flops=2 * schedule.mean_rows * f * d, transcendentals=0, bytes_accessed=count * schedule.down.bytes(f, d)
         ),
         compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
-        name=f"systolic_scatter_products_{dtype.name}_{count}_{schedule.tokens}_{f}_{d}",
+        name=f"systolic_scatter_products_{dtypes}_{count}_{schedule.tokens}_{f}_{d}",
     )(*operands, *arrays)
 
 

@@ -15,7 +15,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.kernels.ring import Act, Ring
-from systolic.ops.moe.ring.products import ROW_TILE, ScatterProductsSchedule
+from systolic.ops.moe.ring.kernel.stored_weights import StoredWeights
+from systolic.ops.moe.ring.products import ROW_TILE, ScatterProductsSchedule, small_rows
 from systolic.schedule.legality import LANES
 
 
@@ -40,6 +41,8 @@ class Block:
 class SummedProducts:
     def __init__(self, refs: Any, schedule: ScatterProductsSchedule, repeats: bool) -> None:
         self._refs, self._schedule, self._repeats = refs, schedule, repeats
+        scales = refs.tile_scales, refs.column_scales
+        self._weights = StoredWeights(schedule.down, schedule.dtype, refs.weights, *scales)
 
     @property
     def inputs(self) -> Ring:
@@ -51,12 +54,15 @@ class SummedProducts:
             tile, expert, slot = lax.div(number, experts), lax.rem(number, experts), lax.rem(number, schedule.slots)
             columns = pl.ds(pl.multiple_of(tile * schedule.columns, schedule.columns), schedule.columns)
             weights = pltpu.make_async_copy(
-                refs.down.at[expert, :, columns], refs.weights.at[slot], refs.slots_sem.at[slot]
+                refs.down.at[expert, :, columns], refs.weights.at[slot, 0], refs.slots_sem.at[slot]
             )
             has_rows = refs.experts[Expert.ROWS, expert] > 0
             comes = has_rows & (tile == 0) if schedule.keeps_rows else has_rows
             pl.when(comes)(lambda: act(self._rows_copy(expert, 0, self._place(number), refs.slots_sem.at[slot])))
             pl.when(has_rows)(lambda: act(weights))
+            if refs.scales is not None:
+                source, sem = refs.scales.at[expert], refs.slots_sem.at[slot]
+                pl.when(has_rows)(lambda: self._weights.copy_scales(source, columns, slot, sem, act))
 
         return Ring(slots=schedule.slots, copies=copies)
 
@@ -88,7 +94,10 @@ class SummedProducts:
         """Add the products of an expert's rows with a tile of columns to the sums of their tokens."""
         refs, (large, small) = self._refs, self._schedule.rows
         size, parity, later = refs.experts[Expert.ROWS, expert], lax.rem(tile, jnp.int32(2)), refs.rows.shape[0] - 1
-        count = lax.div(jnp.maximum(size - 2 * small + large - 1, 0), jnp.int32(large))
+        slot = self.inputs.slot(number)
+        pl.when(size > 0)(lambda: self._weights.spread_scales(slot, tile * self._schedule.registers))
+        others = size - small_rows(self._schedule.rows)
+        count = lax.div(jnp.maximum(others + large - 1, 0), jnp.int32(large))
 
         def blocks(rows: int, first: Any, end: Any, *, is_large: bool) -> None:
             def block(at: Any, carry: None) -> None:
@@ -107,8 +116,8 @@ class SummedProducts:
                     target = refs.block[Block.SLOT]
                 used = jnp.minimum(size - row, rows)
                 place = jnp.where(row > 0, later, self._place(number))
-                operands = refs.rows.at[place, pl.ds(0, rows)], refs.weights.at[self.inputs.slot(number)]
-                self._multiply(*operands, refs.products.at[target], used, parity if is_large else None)
+                block_rows, products = refs.rows.at[place, pl.ds(0, rows)], refs.products.at[target]
+                self._multiply(block_rows, slot, products, used, parity if is_large else None)
                 refs.block[Block.SLOT], refs.block[Block.USED] = target, used
                 refs.block[Block.CODE] = refs.experts[Expert.CODE, expert] + row
                 return carry
@@ -119,7 +128,7 @@ class SummedProducts:
         blocks(small, count * large, size, is_large=False)
         pl.when(expert == refs.experts.shape[1] - 1)(lambda: self.add_up(parity))
 
-    def _multiply(self, rows: Any, weights: Any, products: Any, used: Any, parity: Any | None) -> None:
+    def _multiply(self, rows: Any, slot: Any, products: Any, used: Any, parity: Any | None) -> None:
         """Multiply the rows of a block, and add up all rows of the block before in the same code.
 
         Args:
@@ -135,12 +144,8 @@ class SummedProducts:
         def on_columns(number: Any) -> None:
             for eight in range(share if parity is not None else 0):
                 self._add_eight(parity, number * share + eight)
-            total = lax.dot_general(
-                rows[...],
-                weights[:, pl.ds(pl.multiple_of(number * width, width), width)],
-                (((1,), (0,)), ((), ())),
-                preferred_element_type=jnp.float32,
-            )
+            columns = pl.ds(pl.multiple_of(number * width, width), width)
+            total = self._weights.product(lambda first, size: rows[:, pl.ds(first, size)], slot, 0, columns)
             total = jnp.where(is_used, total, 0)
             for row in range(0, rows.shape[0], SUBLANES):
                 for register in range(width // LANES):
