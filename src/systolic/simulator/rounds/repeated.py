@@ -3,7 +3,8 @@
 Each time the first program begins another round, the state of the whole simulation is compared with that of a round
 before: `state`. If only words of the programs differ, and these by as much as in the round before, two further rounds
 are executed with the words of all later rounds at once: `hardware.round_words`. If no decision depends on which round
-it is, and the state at their ends is the same again, then by induction so are all rounds until the loop ends.
+it is, the state at their ends is the same again, and operands whose contents are known have the same in the calls of
+all later rounds, then by induction so are all rounds until the loop ends.
 
 Each program then begins its last round, with that round's words. Its clock is not advanced, since the programs are at
 different places, and copies are under way between them: times before that round and after it are in no relation, except
