@@ -177,8 +177,8 @@ def test_skipping_rounds_changes_nothing(
 ) -> None:
     skipped, skip = list[int](), RepeatedRounds._skip
 
-    def noted(self: RepeatedRounds, at: Any) -> None:
-        skip(self, at)
+    def noted(self: RepeatedRounds, at: Any, handed_over: Any) -> None:
+        skip(self, at, handed_over)
         skipped.append(at.skipped)
 
     monkeypatch.setattr(RepeatedRounds, "_skip", noted)

@@ -72,10 +72,10 @@ class Core:
         self.spend = self._iterations.spend
         self.skipped_cycles = 0  # by which the times that it records are later than those that it goes by
         self._rounds = rounds = device.rounds
-        self._operands = Operands(
-            setup.chip.machine, self.memory, setup.operand_words, rounds.fail if rounds is not None else lambda: None
-        )
         index = rounds.add(self, device.dma.pipe) if rounds is not None else 0
+        handed_over = partial(rounds.handed_over, index) if rounds is not None else lambda *_: None
+        self.operand_words = setup.operand_words
+        self._operands = Operands(setup.chip.machine, self.memory, setup.operand_words, handed_over)
         self._parts = CoreParts(
             device=device,
             number=number,

@@ -18,11 +18,15 @@ class Operands:
 
     Args:
       operand_words: contents that the program's own copies do not bring.
-      handed_over: called when there are such contents.
+      handed_over: called with an operation, an operand's index and the number of the call, if there are such contents.
     """
 
     def __init__(
-        self, machine: MachineModel, memory: Memory, operand_words: OperandWords, handed_over: Callable[[], None]
+        self,
+        machine: MachineModel,
+        memory: Memory,
+        operand_words: OperandWords,
+        handed_over: Callable[[str, int, int], None],
     ) -> None:
         self._machine = machine
         self._memory = memory
@@ -47,7 +51,7 @@ class Operands:
         contents = self._operand_words(name, call, operand.index)
         if contents is None:
             return
-        self._handed_over()
+        self._handed_over(name, operand.index, call)
         at = registers.get(operand.register, COMPUTED)
         if operand.space is None:
             words = contents()

@@ -78,16 +78,20 @@ class Schedule:
         """Run all programs, with those added meanwhile; return when each ends. Raise DeadlockError if all wait."""
         ends: dict[int, float] = {}
         entries, parked = self._entries, self._parked
-        while entries:
-            time, _, program, parking = heapq.heappop(entries)
+        due: _Entry | None = None  # the entry that comes next, once it has been taken out
+        while entries or due is not None:
+            time, _, program, parking = heapq.heappop(entries) if due is None else due
+            due = None
             if program == _EVENT:
-                self.now = max(self.now, time)
+                if time > self.now:
+                    self.now = time
                 assert callable(parking)
                 parking()
             elif not parking or parked.get(program, _NOT_PARKED)[1] == parking:
                 parked.pop(program, None)
-                self.now = max(self.now, time)
-                self._let_act(time, program, ends)
+                if time > self.now:
+                    self.now = time
+                due = self._let_act(time, program, ends)
             if self._woken:
                 self._wake(self._woken)
                 self._woken = []
@@ -95,8 +99,8 @@ class Schedule:
             raise DeadlockError(_deadlock_words([self._stuck[program]() for program in parked]))
         return [ends[program] for program in range(len(self._programs))]
 
-    def _let_act(self, time: float, program: int, ends: dict[int, float]) -> None:
-        """Let a program act as long as its turn is before all others'."""
+    def _let_act(self, time: float, program: int, ends: dict[int, float]) -> _Entry | None:
+        """Let a program act as long as its turn is before all others'; return the next entry if it has been taken."""
         self._running = program
         entries, go_on = self._entries, self._programs[program].__next__
         try:
@@ -105,16 +109,20 @@ class Schedule:
                 request = go_on()
                 if request is None:
                     self._park(time, program)
-                    return
+                    return None
                 # Of acts at the same time the one that was announced first comes first.
-                if self._woken or (entries and request >= entries[0][0]):
+                if self._woken:
                     self._push(request, program, 0)
-                    return
+                    return None
+                if entries and request >= entries[0][0]:
+                    self._turns += 1
+                    return heapq.heappushpop(entries, (request, self._turns, program, 0))
                 time = request
                 if time > self.now:
                     self.now = time
         except StopIteration as end:
             ends[program] = end.value
+            return None
 
     def _park(self, since: float, program: int) -> None:
         self._parkings += 1

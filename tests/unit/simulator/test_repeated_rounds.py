@@ -28,8 +28,8 @@ def skipped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     skip = RepeatedRounds._skip
 
-    def noted(self: RepeatedRounds, at: object) -> None:
-        skip(self, at)  # type: ignore[arg-type]
+    def noted(self: RepeatedRounds, at: object, handed_over: object) -> None:
+        skip(self, at, handed_over)  # type: ignore[arg-type]
         numbers.append(at.skipped)  # type: ignore[attr-defined]
 
     monkeypatch.setattr(RepeatedRounds, "_skip", noted)
@@ -99,6 +99,24 @@ def test_rounds_whose_size_grows_are_executed(skipped: list[int]) -> None:
     run = both_ways(OPERAND, "%s9_s9 = sshll.u32 %s7_s1, 5", *copied("%s9_s9"))
     assert skipped == []
     assert run.hbm_read_bytes == 32 * (870 + 32 * TIMES * (TIMES - 1) // 2)
+
+
+@pytest.mark.parametrize("on", [V5E, V5P], ids=lambda on: on.name)
+@pytest.mark.parametrize("other_call", [TIMES, TIMES - 1, 12])
+def test_rounds_that_are_handed_the_same_contents_are_skipped(skipped: list[int], other_call: int, on: Chip) -> None:
+    # An attention kernel is handed the same mask in every layer; here it is the size of a copy.
+    around = BARRIER if on.cores_per_device > 1 else ()
+    body = listing(OPERAND, *copied("%s7_s1"))
+    program = prepare_listings({"TLP": listing(*loop(TIMES, *around, *CALL)), "op.1": body}, on)
+
+    def operand_words(name: str, call: int, index: int) -> Any:
+        return lambda: [800 if call == other_call else 640]
+
+    run = program.run(on, operand_words=operand_words)
+    assert run == program.run(on, operand_words=operand_words, remember=False)
+    assert bool(sum(skipped)) == (other_call == TIMES)
+    copied_granules = 640 * TIMES + (160 if other_call < TIMES else 0)
+    assert run.hbm_read_bytes == 32 * copied_granules * on.cores_per_device
 
 
 def test_rounds_in_which_hbm_is_slow_are_executed(skipped: list[int]) -> None:

@@ -3,7 +3,8 @@
 Each time the first program begins another round, the state of the whole simulation is compared with that of a round
 before: `state`. If only words of the programs differ, and these by as much as in the round before, two further rounds
 are executed with the words of all later rounds at once: `hardware.round_words`. If no decision depends on which round
-it is, and the state at their ends is the same again, then by induction so are all rounds until the loop ends.
+it is, the state at their ends is the same again, and operands whose contents are known have the same in the calls of
+all later rounds, then by induction so are all rounds until the loop ends.
 
 Each program then begins its last round, with that round's words. Its clock is not advanced, since the programs are at
 different places, and copies are under way between them: times before that round and after it are in no relation, except
@@ -30,6 +31,7 @@ _MAX_PROBED = 3  # rounds that are executed for all later ones, until they are t
 _ROUNDS = 256  # for which words are computed at once; in longer loops some more are executed
 
 Registers = tuple[Any, ...]
+_Operand = tuple[int, str, int]  # core, operation, index
 
 
 class RoundCore(Protocol):
@@ -46,6 +48,11 @@ class RoundCore(Protocol):
     @property
     def counters(self) -> Sequence[Any]:
         """All that it counts."""
+        ...
+
+    @property
+    def operand_words(self) -> Callable[[str, int, int], Callable[[], Any] | None]:
+        """Known contents of operands, by operation, call and index."""
         ...
 
 
@@ -89,6 +96,8 @@ class RepeatedRounds:
         self._pipes: list[HbmPipe] = []
         self._loops: dict[int, _Loop] = {}
         self._probe: Probe | None = None
+        # Calls since a round began to which known contents were handed over.
+        self._handed_over: dict[_Operand, list[int]] = {}
 
     def add(self, core: RoundCore, pipe: HbmPipe) -> int:
         """Add a core, which is `pipe`'s device's; return its number."""
@@ -97,10 +106,9 @@ class RepeatedRounds:
             self._pipes.append(pipe)
         return len(self._cores) - 1
 
-    def fail(self) -> None:
-        """Note that what is done now may be different in other rounds."""
-        if self._probe is not None and not self._probe.skips:
-            self._probe.fail()
+    def handed_over(self, core: int, name: str, operand: int, call: int) -> None:
+        """Record that a call of an operation was handed known contents, which later rounds have to hand over too."""
+        self._handed_over.setdefault((core, name, operand), []).append(call)
 
     def goes_on(self, loop: int, jump: Any, *, back: bool) -> Any:
         """Return whether a loop's branch is taken in the present round; `back`: that leads to the next one."""
@@ -133,6 +141,7 @@ class RepeatedRounds:
         if at.decided is not None:
             return
         before = at.state
+        handed_over, self._handed_over = self._handed_over, {}  # since the round before, by every core a round's
         at.state = state_of(self._schedule, self._cores, self._network, self._repeated, time, registers)
         if at.probed_from is None:
             at.tries += before is not None
@@ -144,7 +153,7 @@ class RepeatedRounds:
         probed = (at.rounds - at.probed_from) // at.stride
         if probed > 1 and before is not None and not at.probe.failed and are_next(at.state, before):
             at.cycles = time - begun
-            self._skip(at)
+            self._skip(at, handed_over)
         if at.skipped or at.probe.failed or probed > _MAX_PROBED:
             at.decided, at.state, self._probe = at.rounds, None, None
         else:
@@ -153,10 +162,10 @@ class RepeatedRounds:
         for pipe in self._pipes:
             pipe.record(ends=at.decided is not None)
 
-    def _skip(self, at: _Loop) -> None:
+    def _skip(self, at: _Loop, handed_over: Mapping[_Operand, Sequence[int]]) -> None:
         last = (*at.continues[: _ROUNDS // 2], False).index(False)
         rounds = last - 1
-        if rounds < 1:
+        if rounds < 1 or not self._are_handed_over_again(at, handed_over, rounds):
             return
         periods = [period for pipe in self._pipes if (period := pipe.rounds_later(at.cycles, rounds)) is not None]
         if len(periods) < len(self._pipes):
@@ -165,6 +174,20 @@ class RepeatedRounds:
             pipe.skip(at.cycles * rounds, period)
         grown([self._network, self._repeated], at.counters, rounds)
         at.skipped, at.probe.skips = rounds, True
+
+    def _are_handed_over_again(self, at: _Loop, calls_of: Mapping[_Operand, Sequence[int]], rounds: int) -> bool:
+        """True if operands of the calls of later rounds are handed the same contents as those of the latest round."""
+        if calls_of and min(core.rounds for core in at.cores.values()) < at.rounds - at.stride:
+            return False  # a core may have begun its latest calls more than a round before
+        for (core, name, operand), calls in calls_of.items():
+            contents = self._cores[core].operand_words
+            for call in calls:
+                now = contents(name, call, operand)
+                for later_call in range(call, call + (rounds + 2) * len(calls), len(calls)):
+                    later = contents(name, later_call, operand)
+                    if later is not now and (now is None or later is None or not same_word(later(), now())):
+                        return False
+        return True
 
     # ---- one program ----
 
