@@ -149,6 +149,14 @@ def test_words_that_say_which_device_it_is() -> None:
         identity_words(program(*SIGNALS, *loads, *too_many), remote=True, top_level=False)
 
 
+def test_words_that_a_load_reads_when_it_is_not_due_are_not_the_runtimes() -> None:
+    loads = [f"%s{number}_s{number} = sld [smem:[#allocation{number}]]" for number in (10, 3, 72, 73)]
+    selected = "%s4_s4 = scalar_select %p1_p1, [#allocation59], [#allocation2]"
+    used = "%s6_s6 = sld [smem:[#allocation2 + $0x1]]"
+    words = identity_words(program(*SIGNALS, *loads, selected, used), remote=True, top_level=False)
+    assert words == {"allocation1": "chip", "allocation3": "partition", "allocation10": "replica"}
+
+
 def test_words_that_only_go_into_a_sparse_cores_descriptor_are_not_named() -> None:
     """The program's image is known by its place there; the pointer to results by its number, as they are read too."""
     places = {3: 0x50, 4: 0x4F, 5: 0x4E}

@@ -6,6 +6,7 @@ and the core; the others have none, and are known by their order.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -114,12 +115,31 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED
     if len(unnamed) > len(kinds):
+        unnamed = _before_placeholders(program, unnamed)
+    if len(unnamed) > len(kinds):
         raise UnknownWordsError(
             f"{program.name}: reads {len(unnamed)} words of scalar memory that it never writes, where the runtime "
             f"writes {len(kinds)}: {', '.join(unnamed)}"
         )
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
     return words
+
+
+def _before_placeholders(program: Program, words: list[str]) -> list[str]:
+    """Return words with a lower number than the words that loads read in place of others which they must not read.
+
+    The compiler lets a load that is not due read a word of its own, by a selected address. Where it never is due, the
+    load names that word. The runtime's words come before all of these.
+    """
+    selected: set[str] = set()
+    used: set[str] = set()
+    for instruction in program.instructions:
+        if "#" in instruction.text:
+            names = selected if instruction.opcode == "scalar_select" else used
+            names.update(_USED.findall(" ".join(instruction.operands)))
+    numbers = [int(name.removeprefix("allocation")) for name in selected - used if name.startswith("allocation")]
+    first = min(numbers, default=math.inf)
+    return [word for word in words if int(word.removeprefix("allocation")) < first]
 
 
 def _flags(program: Program) -> set[str]:
