@@ -15,13 +15,13 @@ _CHIPS = ("v5e", "v6e", "v7x")
 def model_table(text: str) -> str:
     """Renew all rows of the table: time, share of the model's limit, and XLA's time over ours."""
     rows = json.loads((NUMBERS / "llama3_8b.json").read_text("utf-8"))["rows"]
-    cases = list(dict.fromkeys(row["case"] for row in rows))
+    suites = {row["case"]: row["suite"] for row in rows}
     by_place = {(row["case"], row["chip"]): row for row in rows}
     lines = [
-        f"| {case.removeprefix('llama3-8b ').replace(' llama3-8b', '')} | "
+        f"| {'loss ' if suite == 'loss' else ''}{case.replace('llama3-8b ', '')} | "
         + " | ".join(_cell(by_place[case, chip]) for chip in _CHIPS)
         + " |\n"
-        for case in cases
+        for case, suite in suites.items()
     ]
     return put(r"(?<=^\|---\|---\|---\|---\|\n)(?:\|.*\n)+", "".join(lines), text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from systolic.chips import Chip
@@ -19,6 +19,10 @@ class Contest:
     def planned(self, spec: Any) -> Any:
         """Return the spec whose configuration the planner chooses; None: there are many, each with its own."""
         return spec
+
+    def counted(self, spec: Any) -> Sequence[Any]:
+        """Return the specs whose work our program does, one after another: their limits add up."""
+        return (spec,)
 
     def mesh(self, spec: Any) -> SliceMesh | None:
         """Return the slice and the mesh that it runs on; None: one device."""

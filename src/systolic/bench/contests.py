@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -12,6 +12,13 @@ from systolic.chips import Chip
 from systolic.compiler import row_major
 from systolic.ops.op_programs import Peer, RacedPrograms
 from systolic.spec import SliceMesh
+
+
+class LossContest(Contest):
+    """Races losses. A program of gradients computes the loss, too."""
+
+    def counted(self, spec: Any) -> Sequence[Any]:
+        return (spec,) if spec.kind == "forward" else (replace(spec, kind="forward"), spec)
 
 
 class NetworkContest(Contest):

@@ -151,7 +151,7 @@ class _Field:
         limits, kernel = Limits(), PlannedKernel()
         try:
             if self.programs is not None:
-                limits = _limits(self.programs.spec, self.chip)
+                limits = _limits(self.case.contest.counted(self.programs.spec), self.chip)
                 kernel = self._planned_kernel(self.programs)
         except _UNPLANNED as reason:
             error, limits = reason, Limits()
@@ -206,14 +206,14 @@ def _form(name: str) -> Who:
     return f"xla: {name}"
 
 
-def _limits(spec: Spec, chip: Chip) -> Limits:
-    published, of_model = roofline(spec, chip), machine_roofline(spec, chip)
+def _limits(specs: Sequence[Spec], chip: Chip) -> Limits:
+    published, of_model = ([limits(spec, chip) for spec in specs] for limits in (roofline, machine_roofline))
     return Limits(
-        mxu_us=published.mxu_us,
-        hbm_us=published.hbm_us,
-        model_mxu_us=of_model.mxu_us,
-        model_hbm_us=of_model.hbm_us,
-        least_hbm_bytes=spec.least_hbm_bytes,
+        mxu_us=sum(part.mxu_us for part in published),
+        hbm_us=sum(part.hbm_us for part in published),
+        model_mxu_us=sum(part.mxu_us for part in of_model),
+        model_hbm_us=sum(part.hbm_us for part in of_model),
+        least_hbm_bytes=sum(spec.least_hbm_bytes for spec in specs),
     )
 
 

@@ -9,7 +9,14 @@ from functools import partial
 
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.bench.contest import OF_OP, Contest
-from systolic.bench.contests import LayersContest, MoeContest, MoeLayerContest, PatternContest, ShardedContest
+from systolic.bench.contests import (
+    LayersContest,
+    LossContest,
+    MoeContest,
+    MoeLayerContest,
+    PatternContest,
+    ShardedContest,
+)
 from systolic.bench.layers import LayersSpec
 from systolic.bench.losses import losses
 from systolic.bench.moe import moe
@@ -256,6 +263,7 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
 }
 _CONTESTS: dict[str, Contest] = {
     "layers": LayersContest(),
+    "loss": LossContest(),
     "moe": MoeContest(),
     "moe-layer": MoeLayerContest(),
     "sparse": PatternContest(),

@@ -200,3 +200,9 @@ def test_least_bytes_of_both_gradients_of_a_sparse_product() -> None:
     its = spec.planned
     blocks, dense = its.blocks * its.block_rows * its.block_columns, its.m * its.n
     assert spec.least_hbm_bytes == 2 * (2 * blocks + 3 * dense)
+
+
+@pytest.mark.parametrize(("group", "products"), [("forward", 1), ("with gradients", 4), ("keeping logits", 3)])
+def test_the_limit_of_a_loss_counts_both_kernels(group: str, products: int) -> None:
+    case = next(case for case in suite("loss", "bfloat16") if case.group == group)
+    assert sum(spec.products for spec in case.contest.counted(case.spec)) == products
