@@ -30,7 +30,7 @@ def test_each_pair_is_chosen_once() -> None:
     assert covering([[1], [2]], at_once=2) == {0}
 
 
-@pytest.mark.parametrize(("profile", "expected"), [("exhaustive", [2, 120]), ("quick", [2, 30])])
+@pytest.mark.parametrize(("profile", "expected"), [("exhaustive", [2, 90]), ("quick", [2, 30])])
 def test_profiles_differ_in_their_examples(monkeypatch: pytest.MonkeyPatch, profile: str, expected: list[int]) -> None:
     monkeypatch.setattr(type(settings), "default", settings.get_profile(profile), raising=False)
     assert [examples(1), examples(300)] == expected

@@ -14,7 +14,7 @@ from systolic.ops.grouped.code_blocks import RowBlock, gradient_block, row_block
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.kernel_buffers import in_lanes
+from systolic.schedule.lanes import in_lanes
 from systolic.schedule.legality import LANES, Violation, indivisible, misaligned, require_none, vmem_violations
 from systolic.schedule.sizes import is_ragged_side, padded
 from systolic.schedule.vmem import buffer_bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 from systolic.ops.grouped.spec import pushed_dtype
 from systolic.schedule.buffers import VmemBuffer
-from systolic.schedule.kernel_buffers import in_lanes
+from systolic.schedule.lanes import in_lanes
 from systolic.spec import dtype_bytes, format_bytes
 
 
