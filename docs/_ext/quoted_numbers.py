@@ -30,7 +30,7 @@ from bench_numbers import (
     sharded_table,
 )
 from gallery import explanation
-from model_numbers import model_table
+from model_numbers import model_table, readme_loss
 from step_numbers import step_tables
 
 from systolic.accuracy.kind_errors import shipped_kind_errors
@@ -171,7 +171,7 @@ def tuned(name: str) -> str:
 
 
 RENEWERS: dict[str, tuple[Renewer, ...]] = {
-    "README.md": (trust_sentences, readme_ratios, explained("blocks")),
+    "README.md": (trust_sentences, readme_ratios, readme_loss, explained("blocks")),
     "docs/explain.md": (explained("blocks"),),
     "docs/slices.md": (explained("slice"),),
     "docs/matmul.md": (plan_sample,),
