@@ -115,7 +115,7 @@ def test_a_step_that_does_not_fit_says_by_how_much() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x"])
+@pytest.mark.parametrize("chip", ["v5e", *(pytest.param(chip, marks=pytest.mark.slow) for chip in ("v6e", "v7x"))])
 def test_what_goes_to_the_host_and_comes_back_takes_its_link_as_long(chip: str) -> None:
     def step(x: jax.Array, w: jax.Array) -> jax.Array:
         kept = jax.device_put(x @ w, jax.memory.Space.Host)
