@@ -1,4 +1,4 @@
-"""What a kernel computes is known to a later one where blocks of known arrays are all that it reads."""
+"""Kernels that only read and write blocks of known arrays are interpreted, and later kernels know their results."""
 
 from __future__ import annotations
 
