@@ -264,3 +264,22 @@ def test_no_two_files_of_tests_share_a_name() -> None:
     """Pytest imports them by their names alone, as their folders are not packages."""
     names = [file.name for file in SOURCE.parents[1].glob("tests/**/test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def _hidden_names(package: Path) -> set[str]:
+    """Return names that a package imports from one module while another module, once imported, takes their place."""
+    modules = {path.stem for path in package.iterdir()}
+    hidden: set[str] = set()
+    for node in ast.parse((package / "__init__.py").read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            module = (node.module or "").rpartition(".")[2]
+            if module != package.name:  # from which modules themselves are imported
+                hidden |= {alias.name for alias in node.names} & (modules - {module})
+    return hidden
+
+
+def test_no_module_takes_the_place_of_a_name_of_its_package(tmp_path: Path) -> None:
+    assert set().union(*(_hidden_names(init.parent) for init in SOURCE.rglob("__init__.py"))) == set()
+    (tmp_path / "__init__.py").write_text("from house.vmem import kernel_buffers\n")
+    (tmp_path / "kernel_buffers.py").touch()
+    assert _hidden_names(tmp_path) == {"kernel_buffers"}
