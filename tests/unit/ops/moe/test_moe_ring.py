@@ -7,8 +7,8 @@ import pytest
 
 from systolic.chips import CHIPS
 from systolic.ops.moe.ring.matrices import MatrixForm
-from systolic.ops.moe.ring.products import small_rows
-from systolic.ops.moe.ring.schedule import WAYS, Field, ScatterSchedule
+from systolic.ops.moe.ring.products import RingProductsSpec, ScatterProductsSchedule, small_rows
+from systolic.ops.moe.ring.schedule import MAX_ARRIVALS, WAYS, Field, ScatterSchedule
 from systolic.ops.moe.schedule import CombineSpec
 from systolic.schedule import IllegalTilesError
 from systolic.schedule.buffers import total_bytes
@@ -81,3 +81,33 @@ def test_sums_that_do_not_fit_say_why() -> None:
     for tokens, devices, rule in ((1024, 8, "multiple of 2048"), (768, 3, "even number"), (2**20, 8, "VMEM")):
         with pytest.raises(IllegalTilesError, match=rule):
             ScatterSchedule.of(spec_of(tokens), devices, chip)
+
+
+@pytest.mark.parametrize(("tokens", "columns"), [(4096, 512), (2048, 512)])
+def test_tiles_of_columns_are_narrow_where_links_are_slow(tokens: int, columns: int) -> None:
+    floats = MatrixForm(dtype="bfloat16")
+    spec = RingProductsSpec(
+        devices=8,
+        tokens=tokens,
+        choices=8 * tokens,
+        experts=16,
+        d=4096,
+        f=1536,
+        products=2,
+        dtype="bfloat16",
+        matrices=floats,
+        down=floats,
+    )
+    schedule = ScatterProductsSchedule.of(spec, 8, (320, 64), CHIPS["v6e"])
+    assert schedule is not None
+    assert (schedule.columns, schedule.tiles) == (columns, 4096 // columns)
+    assert schedule.tiles * schedule.scatter.arrivals <= MAX_ARRIVALS
+    assert total_bytes(schedule.buffers) <= buffer_bytes(CHIPS["v6e"])
+
+
+@pytest.mark.parametrize(("devices", "early"), [(2, 1), (4, 1), (8, 2), (16, 4)])
+def test_half_of_the_hops_of_the_first_slab_are_before_the_kernel(devices: int, early: int) -> None:
+    floats = MatrixForm(dtype="bfloat16")
+    sizes = {"tokens": 4096, "choices": 8192, "experts": 4, "d": 1024, "f": 512, "products": 2}
+    spec = RingProductsSpec(devices=devices, dtype="bfloat16", matrices=floats, down=floats, **sizes)
+    assert spec.early_hops == early

@@ -97,27 +97,37 @@ def _ways(ring: tuple[int, ...]) -> list[list[tuple[int, int]]]:
 
 
 def round_the_ring(
-    axis: str, ring: tuple[int, ...], x: Array, tokens: Array, arrived: Sequence[tuple[Array, Array]] = ()
+    axis: str,
+    ring: tuple[int, ...],
+    x: Array,
+    tokens: Array,
+    arrived: Sequence[tuple[Array, Array]] = (),
+    hops: int | None = None,
 ) -> tuple[list[Array], Array, Array]:
     """Send x both ways round the ring: return all other devices' in parts, their first rows among all, and `tokens`.
 
-    `tokens` are there before the last copies begin. The first hops of x may have `arrived` before.
+    `tokens` are there before the last copies begin.
+
+    Args:
+      arrived: by the first hops of x, before.
+      hops: after which parts stay where they are; None: all devices get all others'.
     """
     count, here, half = len(ring), x.shape[0], x.shape[0] // 2
     # Parts by the distance to their device, and by their first row there.
     right, left = x, x
     parts: dict[tuple[int, int], Array] = {}
-    for distance in range(1, count // 2):
+    hops = count // 2 if hops is None else hops
+    for distance in range(1, min(hops + 1, count // 2)):
         arrived_hop = arrived[distance - 1 : distance]
         ((right, left),) = arrived_hop or hops_round_the_ring(axis, ring, right, left, 1)
         parts |= {(-distance, 0): right, (distance, 0): left}
         if distance == len(arrived) + 2:
             # XLA would begin to sort when links are idle. The order is there before this hop could begin.
             right, left, tokens = lax.optimization_barrier((right, left, tokens))
-    hops = _ways(ring)
-    # Of the opposite device's tokens half come each way.
-    parts[count // 2, 0] = lax.ppermute(right[:half], axis, hops[0])
-    parts[count // 2, half] = lax.ppermute(left[half:], axis, hops[1])
+    if hops == count // 2:  # of the opposite device's tokens half come each way
+        clockwise, counterclockwise = _ways(ring)
+        parts[hops, 0] = lax.ppermute(right[:half], axis, clockwise)
+        parts[hops, half] = lax.ppermute(left[half:], axis, counterclockwise)
     distances, first_rows = np.asarray(list(parts), np.int32).T
     devices = np.asarray(ring, np.int32)[(np.argsort(ring)[:, None] + distances) % count]
     return list(parts.values()), of_device(axis, first_rows + devices * here), tokens
@@ -125,4 +135,7 @@ def round_the_ring(
 
 def of_device(axis: str, table: Any) -> Array:
     """Return this device's row of a constant table with a row for each device of a mesh axis."""
-    return lax.dynamic_index_in_dim(jnp.asarray(table, jnp.int32), lax.axis_index(axis), keepdims=False)
+    rows = jnp.asarray(table, jnp.int32)
+    shape, size = rows.shape[1:], rows[0].size
+    # Flat: of more dimensions the compiler may choose an order, in which a small table takes much memory.
+    return lax.dynamic_slice_in_dim(rows.reshape(-1), lax.axis_index(axis) * size, size).reshape(shape)

@@ -33,9 +33,9 @@ from systolic.ops.moe.routing import Sorted
 from systolic.schedule.legality import LANES
 from systolic.schedule.vmem import vmem_limit
 
-# Of the first slab. Source: simulated on v6e 2x4, 4,096 tokens: choosing 8 of 128 experts takes 13 µs, and so does a
-# hop of 1,024 columns.
-_EARLY_HOPS = 1
+# Of the first slab while experts are chosen. Source: simulated on v6e 2x4, 4,096 tokens: choosing 8 of 128 experts
+# takes 13 µs, and so does a hop of 1,024 columns.
+_EARLIEST_HOPS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class RingHidden:
     def neighbors(self, x: Array) -> list[tuple[Array, Array]]:
         """Return the first slab of the neighbors' tokens that arrive while experts are chosen."""
         slab = lax.stop_gradient(x[:, : self.schedule.columns])
-        hops = min(_EARLY_HOPS, len(self.ring) // 2 - 1)
+        hops = min(_EARLIEST_HOPS, self.spec.early_hops, self.spec.hops - 1)
         return hops_round_the_ring(self.axis, self.ring, slab, slab, hops)
 
     def hidden(
@@ -103,7 +103,8 @@ class RingHidden:
         spec, schedule = self.spec, self.schedule
         tokens = tokens_of_rows(choices, spec.tokens, spec.choices)
         slab = x[:, : schedule.columns]
-        parts, first_rows, tokens = round_the_ring(self.axis, self.ring, slab, tokens, arrived)
+        hops = self.spec.early_hops
+        parts, first_rows, tokens = round_the_ring(self.axis, self.ring, slab, tokens, arrived, hops)
         codes = jnp.pad(row_codes(tokens, schedule.columns // LANES, spec.dtype), (0, ROW_TILE))
         sizes, in_registers = choices.sizes, in_whole_registers(choices)
         rows = in_registers.sizes

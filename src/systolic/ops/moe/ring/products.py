@@ -13,8 +13,9 @@ from systolic.chips import Chip
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.moe.ring.matrices import MatrixForm
-from systolic.ops.moe.ring.schedule import MAX_ARRIVALS, ScatterSchedule
+from systolic.ops.moe.ring.schedule import ScatterSchedule
 from systolic.ops.moe.schedule import COPY_CYCLES, REGISTER_CYCLES, CombineSpec
+from systolic.ops.moe.wire import ring_us
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, legal_sides
 from systolic.schedule.sizes import padded
@@ -30,9 +31,10 @@ _SMALL_ROWS = 64
 _MAX_ROWS = 512  # of a block
 _COLUMNS = 512  # of a block at most
 _MAX_CHOICES = 2**17  # whose codes take half of SMEM
-# Cycles in which a row of products is added to a sum, in the code of a product.
-# Source: simulated on v6e, 160 rows in a product of 320 × 1,536 × 512.
-_SUM_CYCLES = 2.5
+# Cycles in which 1,024 products of a row are added to sums, in the code of a product; of a step without its products;
+# in which a piece is sent; and in which a register of its sums is rounded.
+# Source: simulated on v6e, 256 rows in products of 320 × 1,536 × 512, and pieces of 256 × 512.
+_SUM_CYCLES, _STEP_CYCLES, _SEND_CYCLES, _ROUND_CYCLES = 2.5, 230, 200, 2
 # Rows of a block and of a device over their means: about two and a half deviations of 256 rows drawn at random.
 _BLOCK_SHARE, _ROOM_SHARE = 1.15, 1.08
 
@@ -51,6 +53,20 @@ class RingProductsSpec:
     dtype: str  # of rows
     matrices: MatrixForm  # of gate and up
     down: MatrixForm
+
+    @property
+    def hops(self) -> int:
+        """Hops to the opposite device."""
+        return self.devices // 2
+
+    @property
+    def early_hops(self) -> int:
+        """Hops of the first slab before the kernel, while choices are sorted: the others while weights arrive.
+
+        Source: simulated on v6e 2x4, 4,096 tokens: choices are sorted in the time of two hops of four, and the weights
+        for which there is room arrive in the time of the other two.
+        """
+        return max(self.hops // 2, 1)
 
     @property
     def mean_rows(self) -> int:
@@ -191,6 +207,8 @@ class ScatterProductsSchedule:
         cls, spec: RingProductsSpec, top_k: int, rows: tuple[int, int], chip: Chip
     ) -> ScatterProductsSchedule | None:
         """Return the schedule for the rows of another kernel, or None if no sums are sent in pieces or do not fit."""
+        if spec.choices > _MAX_CHOICES // 2 or not spec.down.is_multiplied(spec.dtype, spec.f):
+            return None
         sums = CombineSpec.of(
             tokens=spec.tokens,
             top_k=top_k,
@@ -199,15 +217,21 @@ class ScatterProductsSchedule:
             dtype=spec.dtype,
             dtype_out=spec.dtype,
         )
-        try:
-            scatter = ScatterSchedule.of(sums, spec.devices, chip)
-        except IllegalTilesError:
-            return None
-        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        widest = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        widths = [widest] if widest % (2 * LANES) else [widest, widest // 2]
+        schedules = (cls._of_tiles(spec, sums, rows, chip, columns) for columns in widths)
+        links_us = ring_us(sums, spec.devices, chip)
+        fitting = [schedule for schedule in schedules if schedule is not None]
+        return min(fitting, key=lambda schedule: schedule.time_us(spec, chip, links_us), default=None)
+
+    @classmethod
+    def _of_tiles(
+        cls, spec: RingProductsSpec, sums: CombineSpec, rows: tuple[int, int], chip: Chip, columns: int
+    ) -> ScatterProductsSchedule | None:
         tiles = spec.d // columns
-        if not spec.down.is_multiplied(spec.dtype, spec.f):
-            return None
-        if tiles * scatter.arrivals > MAX_ARRIVALS or spec.choices > _MAX_CHOICES // 2:
+        try:
+            scatter = ScatterSchedule.of(sums, spec.devices, chip, tiles)
+        except IllegalTilesError:
             return None
         piece = (scatter.combine.tokens, columns)
         others = (
@@ -245,7 +269,10 @@ class ScatterProductsSchedule:
         """Return the time; links take `links_us`, and are idle while the first tile is made."""
         machine, item = chip.machine, dtype_bytes(spec.dtype)
         cycles = _product_cycles(spec, spec.down, self.rows, spec.f, spec.d, chip)
-        cycles += self.tiles * spec.mean_rows * _SUM_CYCLES
+        cycles += spec.mean_rows * spec.d / _SLAB_COLUMNS * _SUM_CYCLES
+        piece_registers = self.scatter.combine.tokens // SUBLANES * self.registers
+        send_cycles = _SEND_CYCLES + piece_registers * _ROUND_CYCLES
+        cycles += self.tiles * (spec.experts * _STEP_CYCLES + spec.devices * self.scatter.pieces * send_cycles)
         row_reads = 1 if self.keeps_rows else self.tiles
         read_bytes = spec.experts * spec.down.bytes(spec.f, spec.d) + row_reads * spec.mean_rows * spec.f * item
         products_us = max(cycles / machine.clock_hz, read_bytes / machine.hbm_bytes_per_s) * 1e6

@@ -54,8 +54,12 @@ class ScatterSchedule:
     buffers: tuple[VmemBuffer, ...]
 
     @classmethod
-    def of(cls, spec: CombineSpec, devices: int, chip: Chip) -> ScatterSchedule:
-        """Return the schedule with the smallest pieces, or raise IllegalTilesError."""
+    def of(cls, spec: CombineSpec, devices: int, chip: Chip, tiles: int = 1) -> ScatterSchedule:
+        """Return the schedule with the smallest pieces, or raise IllegalTilesError.
+
+        Args:
+          tiles: of columns, whose sums arrive in places of their own.
+        """
         halves = 2 * devices * GRANULE_TOKENS
         violations = []
         if devices % 2:
@@ -66,9 +70,10 @@ class ScatterSchedule:
             limit = f"pieces are half of a device's tokens, or less, and multiples of {GRANULE_TOKENS}"
             violations.append(Violation(rule="tokens", value=value, limit=limit, fix=fix))
         if not violations:
-            schedule = _schedule(spec, devices)
-            if schedule.arrivals > MAX_ARRIVALS:
-                value, limit = f"{schedule.arrivals} arrivals", f"there are semaphores for {MAX_ARRIVALS}"
+            schedule = _schedule(spec, devices, tiles)
+            arrivals = tiles * schedule.arrivals
+            if arrivals > MAX_ARRIVALS:
+                value, limit = f"{arrivals} arrivals", f"there are semaphores for {MAX_ARRIVALS}"
                 violations.append(Violation(rule="semaphores", value=value, limit=limit, fix="use fewer devices"))
             size, room = total_bytes(schedule.buffers), buffer_bytes(chip)
             if size <= room and not violations:
@@ -138,10 +143,10 @@ class ScatterSchedule:
         return max(sums_us, links_us) + 2 * sums_us / self.combine.blocks + self.devices // 2 * chip.links.hop_s * 1e6
 
 
-def _schedule(spec: CombineSpec, devices: int) -> ScatterSchedule:
+def _schedule(spec: CombineSpec, devices: int, tiles: int) -> ScatterSchedule:
     combine = combine_schedule(spec, GRANULE_TOKENS, spec.d)
     pieces = combine.blocks // devices
-    while WAYS * (devices - 1) * pieces // 2 > MAX_ARRIVALS and pieces % 4 == 0:
+    while tiles * WAYS * (devices - 1) * pieces // 2 > MAX_ARRIVALS and pieces % 4 == 0:
         combine = combine_schedule(spec, 2 * combine.tokens, spec.d)
         pieces //= 2
     arrivals = WAYS * (devices - 1) * pieces // 2

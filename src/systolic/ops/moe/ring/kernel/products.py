@@ -40,7 +40,7 @@ class _Refs(NamedTuple):
     x: Any  # [tiles, registers, 8, 128] in HBM, of this device
     matrices: tuple[Any, ...]  # [experts, d, f] in HBM
     scales: Any  # float32 [experts, slabs that share none, products · blocks of k, f or f / 128] in HBM, of codes
-    parts: tuple[Any, ...]  # the same as x, the first slab of other devices
+    parts: tuple[Any, ...]  # the same as x, the first slab of the devices that are few hops away
     out: Any  # [rows, f] in HBM
     tokens: Any  # a buffer of `PackedRows`, a slot for each slab
     rows: Any  # int32 [words, 128]: rows of a block, in registers of 16 rows
@@ -76,8 +76,8 @@ def ring_products(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "rows f"]:
-    """Return the activated products; `parts` are the first slab of all other devices' tokens."""
-    dtype, hops = jnp.dtype(spec.dtype), spec.devices // 2
+    """Return the activated products; `parts` are the first slab of the tokens that come by the early hops."""
+    dtype, hops = jnp.dtype(spec.dtype), spec.hops
     tokens = PackedRows(
         slots=schedule.slabs,
         tiles=spec.tokens // SUBLANES,
@@ -149,7 +149,9 @@ def _kernel(
     weights.fill(steps)
     pl.loop(1, schedule.slabs)(lambda slab: travel.own(slab, lambda copy: copy.start()))
     travel.walk.barrier()
+    travel.first_hop()
     travel.first_slab(lambda copy: copy.wait())
+    travel.later_hops()
 
     def step(number: Any, carry: None) -> None:
         at = products.at(number)
@@ -165,4 +167,5 @@ def _kernel(
 
     lax.fori_loop(0, steps, step, None)
     products.end()
+    travel.end(0, spec.early_hops)
     pl.loop(1, schedule.slabs)(travel.end)

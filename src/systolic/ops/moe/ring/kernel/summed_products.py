@@ -35,7 +35,8 @@ class Block:
     SLOT = 0  # of products
     CODE = 1  # its first row among sorted choices
     USED = 2  # rows
-    COUNT = 3
+    PARITY = 3  # of its tile of columns
+    COUNT = 4
 
 
 class SummedProducts:
@@ -80,7 +81,8 @@ class SummedProducts:
 
         pl.loop(0, self._schedule.tokens // SUBLANES)(functools.partial(zero, refs.sums))
         pl.loop(0, self._schedule.rows[0] // SUBLANES)(functools.partial(zero, refs.products))
-        refs.block[Block.SLOT], refs.block[Block.CODE], refs.block[Block.USED] = (jnp.int32(0) for _ in range(3))
+        for word in range(Block.COUNT):
+            refs.block[word] = jnp.int32(0)
 
     def _rows_copy(self, expert: Any, row: Any, place: Any, sem: Any) -> Any:
         """Return the copy of a block's rows, whole registers."""
@@ -93,7 +95,7 @@ class SummedProducts:
     def add(self, number: Any, tile: Any, expert: Any) -> None:
         """Add the products of an expert's rows with a tile of columns to the sums of their tokens."""
         refs, (large, small) = self._refs, self._schedule.rows
-        size, parity, later = refs.experts[Expert.ROWS, expert], lax.rem(tile, jnp.int32(2)), refs.rows.shape[0] - 1
+        size, later = refs.experts[Expert.ROWS, expert], refs.rows.shape[0] - 1
         slot = self.inputs.slot(number)
         pl.when(size > 0)(lambda: self._weights.spread_scales(slot, tile * self._schedule.registers))
         others = size - small_rows(self._schedule.rows)
@@ -110,14 +112,15 @@ class SummedProducts:
                     copy.wait()
 
                 if is_large:
-                    target = 1 - refs.block[Block.SLOT]
+                    target, parity = 1 - refs.block[Block.SLOT], refs.block[Block.PARITY]
                 else:  # its code is too short to add up meanwhile
-                    self.add_up(parity)
-                    target = refs.block[Block.SLOT]
+                    self.add_up()
+                    target, parity = refs.block[Block.SLOT], None
                 used = jnp.minimum(size - row, rows)
                 place = jnp.where(row > 0, later, self._place(number))
                 block_rows, products = refs.rows.at[place, pl.ds(0, rows)], refs.products.at[target]
-                self._multiply(block_rows, slot, products, used, parity if is_large else None)
+                self._multiply(block_rows, slot, products, used, parity)
+                refs.block[Block.PARITY] = lax.rem(tile, jnp.int32(2))
                 refs.block[Block.SLOT], refs.block[Block.USED] = target, used
                 refs.block[Block.CODE] = refs.experts[Expert.CODE, expert] + row
                 return carry
@@ -126,13 +129,16 @@ class SummedProducts:
 
         blocks(large, 0, jnp.minimum(count * large, size), is_large=True)
         blocks(small, count * large, size, is_large=False)
-        pl.when(expert == refs.experts.shape[1] - 1)(lambda: self.add_up(parity))
+
+    def add_up_before(self, tile: Any) -> None:
+        """Add up what is left of the tile before: nothing, after a large block of this tile."""
+        pl.when(self._refs.block[Block.PARITY] != lax.rem(tile, jnp.int32(2)))(self.add_up)
 
     def _multiply(self, rows: Any, slot: Any, products: Any, used: Any, parity: Any | None) -> None:
         """Multiply the rows of a block, and add up all rows of the block before in the same code.
 
         Args:
-          parity: of sums; None: do not add.
+          parity: of the sums of the block before; None: do not add.
         """
         schedule = self._schedule
         width, registers, eights = schedule.block_columns, schedule.registers, rows.shape[0] // SUBLANES
@@ -158,9 +164,10 @@ class SummedProducts:
         if parity is not None and share * shares < eights:
             pl.loop(share * shares, eights)(functools.partial(self._add_eight, parity))
 
-    def add_up(self, parity: Any) -> None:
+    def add_up(self) -> None:
         """Add the last block's products to the sums of their tokens, and leave zeros in their place."""
         refs, words = self._refs, self._schedule.registers * SUBLANES
+        parity = refs.block[Block.PARITY]
 
         def eight(number: Any) -> None:
             self._add_eight(parity, number)

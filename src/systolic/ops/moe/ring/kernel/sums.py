@@ -15,9 +15,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.ring.products import ROW_TILE, SUM_STAGES, ScatterProductsSchedule
+from systolic.ops.moe.ring.products import SUM_STAGES, ScatterProductsSchedule
 from systolic.ops.moe.ring.schedule import WAYS, Field
 from systolic.schedule.legality import LANES
+
+_ROUNDED_ROWS = 64  # in one piece of code
+_OWN_AFTER = 12  # sends of the next tile, while the last sums of neighbors arrive
 
 
 class Sends:
@@ -28,19 +31,19 @@ class Sends:
         self._sends = refs.table.shape[0]
         self._on_ring = self._sends - schedule.scatter.pieces
         self._nothing = refs.arrivals.shape[0] - 1
-        self.head = min(2 * WAYS, self._on_ring) + schedule.scatter.pieces
-        # The last tile's own pieces are sent in the place that they would have in the next tile.
-        self.count = schedule.tiles * self._sends + self.head
+        self.head = min(2 * WAYS, self._on_ring)  # at once, so that links are busy
+        self._first_own = min(_OWN_AFTER, self._on_ring)
+        # The last tile's own pieces are stored in the place that they would have in the next tile.
+        self.count = schedule.tiles * self._sends + self._first_own + schedule.scatter.pieces
 
     def _item(self, number: Any) -> tuple[Any, Any, Any]:
         """Return the tile of a send, its row in the table, and True if there is one.
 
-        A tile's own pieces, which wait for the last sums of neighbors, are after the first sends of the next tile.
+        A tile's own pieces, which wait for the last sums of neighbors, are after some sends of the next tile.
         """
         tile, at = lax.div(number, jnp.int32(self._sends)), lax.rem(number, jnp.int32(self._sends))
-        pieces = self._schedule.scatter.pieces
-        first = self.head - pieces
-        is_own = (at >= first) & (at < self.head)
+        pieces, first = self._schedule.scatter.pieces, self._first_own
+        is_own = (at >= first) & (at < first + pieces)
         send = jnp.where(is_own, at + (self._on_ring - first), jnp.where(at < first, at, at - pieces))
         tile = tile - jnp.where(is_own, 1, 0)
         return tile, send, (tile >= 0) & (tile < self._schedule.tiles)
@@ -97,18 +100,17 @@ class Sends:
         """Round the sums of a piece, with what has arrived, and set them to zero for the tile after the next."""
         refs, registers, tokens = self._refs, self._schedule.registers, self._schedule.scatter.combine.tokens
 
-        def group(number: Any) -> None:
-            rows = pl.ds(pl.multiple_of(number * ROW_TILE, ROW_TILE), ROW_TILE)
-            for register in range(registers):
-                columns, parts = slice(register * LANES, (register + 1) * LANES), []
-                for tile in range(ROW_TILE // SUBLANES):
-                    first = (block * tokens + number * ROW_TILE + tile * SUBLANES) * registers + register * SUBLANES
-                    words = pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES)
-                    parts.append(refs.sums[parity, words, :])
-                    refs.sums[parity, words, :] = jnp.zeros((SUBLANES, LANES), jnp.float32)
-                total = jnp.concatenate(parts)
-                for place in places:
-                    total += refs.arrivals[place, rows, columns].astype(jnp.float32)
-                refs.stages[stage, rows, columns] = total.astype(refs.stages.dtype)
+        def eight(number: Any) -> None:
+            rows = pl.ds(pl.multiple_of(number * SUBLANES, SUBLANES), SUBLANES)
+            first = (block * tokens + number * SUBLANES) * registers
+            words = [
+                pl.ds(pl.multiple_of(first + register * SUBLANES, SUBLANES), SUBLANES) for register in range(registers)
+            ]
+            total = jnp.concatenate([refs.sums[parity, part, :] for part in words], axis=1)
+            for place in places:
+                total += refs.arrivals[place, rows, :].astype(jnp.float32)
+            refs.stages[stage, rows, :] = total.astype(refs.stages.dtype)
+            for part in words:
+                refs.sums[parity, part, :] = jnp.zeros((SUBLANES, LANES), jnp.float32)
 
-        pl.loop(0, tokens // ROW_TILE, unroll=2)(group)
+        pl.loop(0, tokens // SUBLANES, unroll=_ROUNDED_ROWS // SUBLANES)(eight)
