@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -11,9 +13,14 @@ from virtual_devices import run_on_virtual_devices
 
 from systolic.bench import moe_layer_programs
 from systolic.bench.moe_layers import layers_on_slice
+from systolic.bench.race import race
 from systolic.bench.suites import suite
 from systolic.chips import SliceError, chip
 from systolic.spec import SliceMesh
+from systolic.timing import Measurement
+from systolic.timing.experiment import Experiment
+from systolic.timing.opponent import MORE_VMEM_FLAGS
+from systolic.timing.outcome import Outcome
 
 
 def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
@@ -111,6 +118,38 @@ def test_meshes_that_do_not_suit(name: str, mesh: dict[str, int], reason: str) -
     cases = [case for case in suite("moe-layer") if name in case.name]
     with pytest.raises(SliceError, match=reason):
         layers_on_slice(cases, "2x4", mesh)
+
+
+class TimesByLabel:
+    """A runner whose programs take one time, except those with texts in their labels."""
+
+    def __init__(self, times_us: dict[str, float]) -> None:
+        self.times_us = times_us
+        self.labels: list[str] = []
+
+    def run(self, experiments: Iterable[Experiment]) -> list[Outcome]:
+        return [self._outcome(experiment.label) for experiment in experiments]
+
+    def _outcome(self, label: str) -> Outcome:
+        self.labels.append(label)
+        time_us = next((time for text, time in self.times_us.items() if label.endswith(text)), 9.0)
+        return Outcome(label=label, measurement=Measurement(chip="v6e", provenance="simulated", time_us=time_us))
+
+
+@pytest.mark.exhaustive
+def test_every_form_on_a_slice_is_raced_with_more_vmem_too() -> None:
+    cases = [case for case in suite("moe-layer") if case.name == "qwen3-235b int8 layer 1024"]
+    form = "scales of matrices"
+    runner: Any = TimesByLabel({f"flagged xla: {form}": 6.0, f"xla: {form}": 7.0})
+    (row,) = race(layers_on_slice(cases, "2x4", {"expert": 8}), [chip("v6e")], runner)
+    racers = ("ours", "ours, flagged", "xla", "flagged xla", f"xla: {form}", f"flagged xla: {form}")
+    assert runner.labels == [f"v6e {cases[0].name} {racer}" for racer in racers]
+    assert (row.xla.time_us, row.xla.without_flags_us) == (6.0, 7.0)
+    assert (row.xla.form, row.xla.flags) == (form, MORE_VMEM_FLAGS)
+    runner = TimesByLabel({})
+    (row,) = race(cases, [chip("v6e")], runner, against="xla")
+    assert runner.labels == [f"v6e {cases[0].name} {racer}" for racer in ("ours", "xla", "flagged xla", f"xla: {form}")]
+    assert (row.xla.time_us, row.xla.form, row.xla.flags) == (9.0, "", {})
 
 
 SCRIPT = """
