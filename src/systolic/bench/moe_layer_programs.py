@@ -38,17 +38,14 @@ def raced(spec: LayerSpec, chip: Chip, implementation: Any = "pallas") -> RacedP
     and in the backward pass the cotangent of the result.
     """
     sizes = typical_counts(spec.m, spec.top_k, spec.experts).sum(0, dtype=np.int32)
-    xla, *others = [functools.partial(plain, spec.top_k, form) for form in forms_of(spec)]
-    ours = functools.partial(_ours, spec, implementation, chip)
+    forms: dict[str, Callable[..., Any]] = {form: functools.partial(plain, spec.top_k, form) for form in forms_of(spec)}
+    ours, xla = functools.partial(_ours, spec, implementation, chip), forms.pop(forms_of(spec)[0])
     arrays = arrays_of(spec)
     if spec.backward:
         gathers = functools.partial(xla, gathers=True)
         ours, xla, gathers = (functools.partial(with_gradients, layer) for layer in (ours, xla, gathers))
-        arguments = *arrays, sizes, arrays[0]
-        return RacedPrograms(
-            spec=spec, arguments=arguments, ours=ours, xla=xla, xla_forms={"gradients by gathers": gathers}
-        )
-    forms = dict[str, Callable[..., Any]](zip(forms_of(spec)[1:], others, strict=True))
+        arguments, forms = (*arrays, sizes, arrays[0]), {"gradients by gathers": gathers}
+        return RacedPrograms(spec=spec, arguments=arguments, ours=ours, xla=xla, xla_forms=forms)
     return RacedPrograms(spec=spec, arguments=(*arrays, sizes), ours=ours, xla=xla, xla_forms=forms)
 
 

@@ -182,13 +182,15 @@ def cases_of(
     if not cases:
         raise click.UsageError(f"--dtype {dtype}: no case of {', '.join(suites)} is of it")
     texts = [text.strip() for text in only.split(",")]
-    matches = {text: [text.lower() in f"{case.group} {case.name}".lower() for case in cases] for text in texts}
-    for text in texts:
-        if not any(matches[text]):
-            raise click.UsageError(
-                f"--only {text}: no case of {', '.join(suites)} is called so, such as {cases[0].name}"
-            )
-    named = [case for case, *is_named in zip(cases, *matches.values(), strict=True) if any(is_named)]
+
+    def is_named(case: Case, text: str) -> bool:
+        return text.lower() in f"{case.group} {case.name}".lower()
+
+    if unknown := [text for text in texts if not any(is_named(case, text) for case in cases)]:
+        raise click.UsageError(
+            f"--only {unknown[0]}: no case of {', '.join(suites)} is called so, such as {cases[0].name}"
+        )
+    named = [case for case in cases if any(is_named(case, text) for text in texts)]
     chosen = [case for case in named if not rows or case.spec.m in rows]
     if not chosen:
         row_counts = ", ".join(map(str, sorted({case.spec.m for case in named})))
