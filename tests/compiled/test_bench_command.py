@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
+from systolic.bench.cases import Case
+from systolic.bench.moe_layer_spec import LayerSpec
+from systolic.bench.moe_layers import layers_on_slice
+from systolic.bench.race import race
+from systolic.chips import chip
 from systolic.cli import main
+from systolic.compiler import WorkerPool
+from systolic.timing.runner import Runner
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,31 @@ def test_a_product_that_is_summed_over_a_slice(
     assert row["least_hbm_bytes"] == 2 * (128 * 7168 + 7168 * 4096 + 128 * 4096)
     assert main(["bench", "--from", str(tmp_path / "bench.json")]) == 0
     assert "exposed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param({"dtype_rhs": "int8"}, id="int8"),
+        pytest.param({"dtype_rhs": "float8_e4m3fn", "rhs_block": 128, "scale_columns": 128}, id="e4m3, 128 × 128"),
+    ],
+)
+def test_a_layer_of_quantized_experts_over_a_slice(
+    form: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYSTOLIC_CACHE_DIR", str(cache))
+    spec = LayerSpec(m=1024, k=256, n=256, experts=8, top_k=4, dtype="bfloat16", **form)
+    case = Case(suite="moe-layer", group="", name="layer", spec=spec)
+    with WorkerPool(max_workers=1) as pool:
+        (row,) = race(layers_on_slice([case], "2x2", {"expert": 4}), [chip("v6e")], Runner(pool))
+    assert (row.ours.status, row.xla.reason, row.peers) == ("ok", "", ())
+    for program in (row.ours, row.xla):
+        assert 0 < (program.exposed_us or 0) < (program.time_us or 0)
+        assert (row.limits.model_us or 0) < (program.time_us or 0)
+    # An expert's matrices and their scales are read by one device.
+    scales = 3 * 8 * 4 if spec.rhs_block else 8 * 3 * 256
+    assert row.limits.least_hbm_bytes == (3 * 8 * 256**2 + 4 * (scales + 1024 * 8) + 2 * 2 * 1024 * 256) // 4
 
 
 @pytest.mark.exhaustive

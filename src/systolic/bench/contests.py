@@ -101,7 +101,7 @@ class MoeSliceContest(NetworkContest):
     def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
         from systolic.bench.moe_slice_peers import peers  # needs JAX
 
-        return peers(spec, chip, self.slice_mesh)
+        return () if spec.dtype_rhs else peers(spec, chip, self.slice_mesh)
 
 
 class PatternContest(NetworkContest):

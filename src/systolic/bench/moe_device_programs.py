@@ -2,8 +2,9 @@
 
 XLA's program gathers all tokens on each device, multiplies the rows of the device's experts by `jax.lax.ragged_dot`,
 and adds them up by a reduce-scatter of bfloat16. It has two forms: each token gathers the results of its choices, or
-results are added to their tokens, which XLA does row by row. It is given the sizes of groups of the device with the
-most rows, and room for no more rows, which it would have to leave for all tokens.
+results are added to their tokens, which XLA does row by row. Quantized experts take the first, the faster one with
+bfloat16 experts, and multiply in each of the forms that they have on one device. XLA's program is given the sizes of
+groups of the device with the most rows, and room for no more rows, which it would have to leave for all tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from systolic.bench.cases import EXPERT
+from systolic.bench.moe_layer_programs import Form, arrays_of, experts_of, forms_of, products
 from systolic.chips import Chip
 from systolic.ops.moe import moe
 from systolic.ops.moe.routing import typical_counts
@@ -32,26 +34,28 @@ Sums = Literal["gathered", "scattered"]
 
 
 def raced(spec: MoeSpec, chip: Chip, implementation: Any = None) -> RacedPrograms:
-    """Return both programs. Arguments are x, the router's logits, gate, up, down, and XLA's sizes of groups."""
-    experts, k, n = spec.experts, spec.k, spec.n
-    shapes = ((spec.m, k), (spec.m, experts), *((experts, *shape) for shape in ((k, n), (k, n), (n, k))))
-    dtypes = (spec.dtype, "float32", *[spec.dtype] * 3)
-    sizes = typical_counts(spec.m, spec.top_k, experts // spec.devices, spec.devices).sum(0, dtype=np.int32)
-    cut, replicated = PartitionSpec(EXPERT), PartitionSpec()
+    """Return both programs.
 
-    def form(sums: Sums) -> Callable[..., Array]:
-        return functools.partial(over_devices, functools.partial(plain, spec.top_k, int(sizes.sum()), sums))
+    Arguments are x, the router's logits, gate, up and down, their scales if they are quantized, and XLA's sizes of
+    groups.
+    """
+    sizes = typical_counts(spec.m, spec.top_k, spec.experts // spec.devices, spec.devices).sum(0, dtype=np.int32)
+    arrays, cut, replicated = arrays_of(spec), PartitionSpec(EXPERT), PartitionSpec()
 
+    def xla(form: Form, sums: Sums = "gathered") -> Callable[..., Array]:
+        return functools.partial(over_devices, functools.partial(plain, spec.top_k, int(sizes.sum()), sums, form))
+
+    usual, *others = forms_of(spec)
+    forms: dict[str, Callable[..., Array]] = {form: xla(form) for form in others}
+    if spec.dtype_rhs is None:
+        forms["rows added to tokens"] = xla(usual, "scattered")
     return RacedPrograms(
         spec=spec,
-        arguments=(
-            *(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)),
-            sizes,
-        ),
-        ours=functools.partial(over_devices, functools.partial(_ours, spec.top_k, implementation, chip)),
-        xla=form("gathered"),
-        xla_forms={"rows added to tokens": form("scattered")},
-        shardings=Shardings(arguments=(*[cut] * len(shapes), replicated), result=cut),
+        arguments=(*arrays, sizes),
+        ours=functools.partial(over_devices, functools.partial(_ours, spec, implementation, chip)),
+        xla=xla(usual),
+        xla_forms=forms,
+        shardings=Shardings(arguments=(*[cut] * len(arrays), replicated), result=cut),
     )
 
 
@@ -61,16 +65,17 @@ def over_devices(layer: Callable[..., Array], *arguments: Array) -> Array:
     return jax.shard_map(layer, in_specs=cuts, out_specs=PartitionSpec(EXPERT), check_vma=False)(*arguments)
 
 
-def _ours(top_k: int, implementation: Any, chip: Chip, *arguments: Array) -> Array:
-    *arrays, _ = arguments
-    return moe(*arrays, top_k=top_k, axis_name=EXPERT, implementation=implementation, chip=chip)
+def _ours(spec: MoeSpec, implementation: Any, chip: Chip, x: Array, logits: Array, *operands: Array) -> Array:
+    *weights, _ = operands
+    options = {"quantize_lhs": spec.quantize_lhs, "implementation": implementation, "chip": chip}
+    return moe(x, logits, *experts_of(weights), top_k=spec.top_k, axis_name=EXPERT, **options)
 
 
-def plain(
-    top_k: int, used_rows: int, sums: Sums, x: Array, logits: Array, gate: Array, up: Array, down: Array, sizes: Array
-) -> Array:
+def plain(top_k: int, used_rows: int, sums: Sums, form: Form, x: Array, logits: Array, *operands: Array) -> Array:
     """Return the sums of a device's tokens in plain JAX, from its parts of the arrays and the sizes of its groups."""
-    here, rows = gate.shape[0], padded(used_rows, _ROW_MULTIPLE)
+    *matrices, sizes = operands
+    here, rows = len(sizes), padded(used_rows, _ROW_MULTIPLE)
+    gate, up, down = products(matrices, sizes, form)
     weights, ids = lax.top_k(jax.nn.softmax(logits), top_k)
     weights /= weights.sum(1, keepdims=True)
     tokens, weights, ids = (lax.all_gather(part, EXPERT, tiled=True) for part in (x, weights, ids))
@@ -78,9 +83,8 @@ def plain(
     key = jnp.where((ids >= 0) & (ids < here), ids, here)
     order = jnp.argsort(key)
     token = order[:rows] // top_k
-    product = functools.partial(lax.ragged_dot, group_sizes=sizes, preferred_element_type=x.dtype)
     inputs = tokens[token]
-    results = product(jax.nn.silu(product(inputs, gate)) * product(inputs, up), down)
+    results = down(jax.nn.silu(gate(inputs)) * up(inputs))
     if sums == "gathered":
         place = jnp.argsort(order)
         chosen = jnp.where((key < here)[:, None], results[jnp.minimum(place, rows - 1)], 0)

@@ -24,6 +24,7 @@ from systolic.bench.moe_programs import GroupedProduct, by_xla
 from systolic.chips import Chip
 from systolic.ops.moe import moe
 from systolic.ops.moe.routing import typical_counts
+from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.op_programs import RacedPrograms
 from systolic.ops.quantized import Quantized, quantize
 
@@ -36,32 +37,46 @@ def raced(spec: LayerSpec, chip: Chip, implementation: Any = "pallas") -> RacedP
     Arguments are x, the router's logits, gate, up and down, their scales if they are quantized, XLA's sizes of groups,
     and in the backward pass the cotangent of the result.
     """
-    experts = spec.experts
-    x = jax.ShapeDtypeStruct((spec.m, spec.k), jnp.dtype(spec.dtype))
-    logits = jax.ShapeDtypeStruct((spec.m, experts), jnp.float32)
-    weights = [
-        jax.ShapeDtypeStruct((experts, *shape), jnp.dtype(spec.dtype_rhs or spec.dtype)) for shape in spec.matrices
-    ]
-    scales = [
-        jax.ShapeDtypeStruct((experts, rows // (spec.rhs_block or rows), columns // spec.scale_columns), jnp.float32)
-        for rows, columns in spec.matrices
-    ]
-    sizes = typical_counts(spec.m, spec.top_k, experts).sum(0, dtype=np.int32)
-    of_columns = spec.rhs_block is None and spec.scale_columns == 1
-    names: list[Form] = ["scales of sums", "scales of matrices"] if of_columns else ["scales of matrices"]
-    if spec.quantize_lhs and of_columns:
-        names.append("quantized rows")
-    forms = {name: functools.partial(plain, spec.top_k, name) for name in names}
-    xla = forms.pop(names[0])
-    ours = functools.partial(_ours, spec, implementation, chip)
-    arguments = x, logits, *weights, *(scales if spec.dtype_rhs else ()), sizes
+    sizes = typical_counts(spec.m, spec.top_k, spec.experts).sum(0, dtype=np.int32)
+    forms: dict[str, Callable[..., Any]] = {form: functools.partial(plain, spec.top_k, form) for form in forms_of(spec)}
+    ours, xla = functools.partial(_ours, spec, implementation, chip), forms.pop(forms_of(spec)[0])
+    arrays = arrays_of(spec)
     if spec.backward:
         gathers = functools.partial(xla, gathers=True)
         ours, xla, gathers = (functools.partial(with_gradients, layer) for layer in (ours, xla, gathers))
-        return RacedPrograms(
-            spec=spec, arguments=(*arguments, x), ours=ours, xla=xla, xla_forms={"gradients by gathers": gathers}
-        )
-    return RacedPrograms(spec=spec, arguments=arguments, ours=ours, xla=xla, xla_forms=forms if spec.dtype_rhs else {})
+        arguments, forms = (*arrays, sizes, arrays[0]), {"gradients by gathers": gathers}
+        return RacedPrograms(spec=spec, arguments=arguments, ours=ours, xla=xla, xla_forms=forms)
+    return RacedPrograms(spec=spec, arguments=(*arrays, sizes), ours=ours, xla=xla, xla_forms=forms)
+
+
+def arrays_of(spec: MoeSpec) -> list[jax.ShapeDtypeStruct]:
+    """Return x, the router's logits, gate, up and down, and their scales if they are quantized."""
+    weights = [(spec.experts, *shape) for shape in spec.matrices]
+    scales = [
+        (spec.experts, rows // (spec.rhs_block or rows), columns // spec.scale_columns)
+        for rows, columns in spec.matrices
+    ]
+    return [
+        jax.ShapeDtypeStruct((spec.m, spec.k), jnp.dtype(spec.dtype)),
+        jax.ShapeDtypeStruct((spec.m, spec.experts), jnp.float32),
+        *(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype_rhs or spec.dtype)) for shape in weights),
+        *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (scales if spec.dtype_rhs else ())),
+    ]
+
+
+def forms_of(spec: MoeSpec) -> list[Form]:
+    """Return XLA's forms of the products, of which matrices that are not quantized have one."""
+    if spec.dtype_rhs is None:
+        return ["scales of sums"]
+    if spec.rhs_block is not None or spec.scale_columns > 1:
+        return ["scales of matrices"]
+    return ["scales of sums", "scales of matrices", *(["quantized rows"] if spec.quantize_lhs else [])]
+
+
+def experts_of(weights: Sequence[Array]) -> list[Any]:
+    """Return gate, up and down as `systolic.moe` takes them, with their scales if there are any."""
+    codes, scales = weights[:3], weights[3:]
+    return list(map(Quantized, codes, scales)) if scales else list(codes)
 
 
 def with_gradients(layer: Callable[..., Array], *operands: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -73,11 +88,8 @@ def with_gradients(layer: Callable[..., Array], *operands: Array) -> tuple[Array
 
 def _ours(spec: LayerSpec, implementation: Any, chip: Chip, x: Array, logits: Array, *operands: Array) -> Array:
     *weights, _ = operands
-    matrices = [
-        Quantized(weights[number], weights[number + 3]) if len(weights) > 3 else weights[number] for number in range(3)
-    ]
     options = {"quantize_lhs": spec.quantize_lhs, "implementation": implementation, "chip": chip}
-    return moe(x, logits, *matrices, top_k=spec.top_k, **options)
+    return moe(x, logits, *experts_of(weights), top_k=spec.top_k, **options)
 
 
 def layer_by(spec: LayerSpec, product: GroupedProduct, *operands: Array) -> Any:
@@ -100,7 +112,7 @@ def plain(
     probabilities, experts = lax.top_k(jax.nn.softmax(logits), top_k)
     probabilities /= probabilities.sum(1, keepdims=True)
     order = jnp.argsort(experts.reshape(-1))
-    gate, up, down = (_product(weights, number, sizes, form, multiply) for number in range(3))
+    gate, up, down = products(weights, sizes, form, multiply)
     place = jnp.argsort(order)
     rows = copies(x, order, place)
     hidden = jax.nn.silu(gate(rows)) * up(rows)
@@ -132,8 +144,12 @@ def _sums_of_copies(residuals: tuple[Array, Array], cotangent: Array) -> tuple[A
 _gathered_back.defvjp(_copies_and_places, _sums_of_copies)
 
 
+def products(weights: Sequence[Array], sizes: Array, form: Form, of_floats: GroupedProduct = by_xla) -> Any:
+    """Return functions of rows: their products with gate, up and down, which may be quantized."""
+    return [_product(weights, number, sizes, form, of_floats) for number in range(3)]
+
+
 def _product(weights: Sequence[Array], number: int, sizes: Array, form: Form, of_floats: GroupedProduct) -> Any:
-    """Return a function of rows: their product with one of the matrices, which may be quantized."""
 
     def product(rows: Array) -> Array:
         matrices, dtype = weights[number], rows.dtype

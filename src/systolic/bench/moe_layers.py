@@ -23,20 +23,22 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
 )
 TOKENS = (128, 512, 2048, 8192)
 SUITE = "moe-layer"
-_SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight devices
 # Also with quantized experts, by the name of the format. A square of 128 × 128 shares a scale in DeepSeek-V3.
+_INT8 = ("int8", {"dtype_rhs": "int8"})
 _SQUARES = ("e4m3/128x128", {"dtype_rhs": "float8_e4m3fn", "rhs_block": 128, "scale_columns": 128})
 _W8A8 = ("w8a8", {"dtype_rhs": "int8", "quantize_lhs": "int8"})
 _FORMATS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "mixtral-8x7b": (_W8A8,),
     "qwen3-30b": (
-        ("int8", {"dtype_rhs": "int8"}),
+        _INT8,
         ("e4m3", {"dtype_rhs": "float8_e4m3fn"}),
         _SQUARES,
         ("int4/128", {"dtype_rhs": "int4", "rhs_block": 128}),
     ),
     "deepseek-v3": (_SQUARES,),
 }
+# Further cases, for eight devices.
+_SLICE_MODEL, _SLICE_TOKENS, _SLICE_FORMATS = "qwen3-235b", (1024, 4096), (("", {}), _INT8, _SQUARES)
 _MAX_TOKENS_HBM_BOUND = 512  # HBM binds up to here: each expert multiplies a few rows by all of its weights
 _TRAINED_MODEL, _TRAINED_TOKENS = "qwen3-30b", (2048, 8192)  # also with gradients
 
@@ -47,10 +49,8 @@ def moe_layers(dtype: str) -> Iterator[Case]:
         return
     quantized = [(layer, form) for layer in LAYERS for form in _FORMATS.get(layer[0], ())]
     layers = [*((layer, ("", {})) for layer in LAYERS), *quantized]
-    sizes = [
-        *itertools.product(layers, TOKENS),
-        *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),
-    ]
+    on_slices = [(layer, form) for layer in LAYERS if layer[0] == _SLICE_MODEL for form in _SLICE_FORMATS]
+    sizes = [*itertools.product(layers, TOKENS), *itertools.product(on_slices, _SLICE_TOKENS)]
     for ((model, k, n, experts, top_k), (form, quantized_as)), m in sizes:
         group = " ".join(filter(None, (form, f"layer of {'few' if m <= _MAX_TOKENS_HBM_BOUND else 'many'} tokens")))
         name = " ".join(filter(None, (model, form, "layer")))
@@ -66,8 +66,7 @@ def layers_on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int
     """Return layers whose experts and tokens are cut over a slice.
 
     Raises:
-      SliceError: the mesh has another axis than `expert`; or a layer has quantized experts or gradients, whose
-        programs are of one device.
+      SliceError: the mesh has another axis than `expert`; or a layer has gradients, whose programs are of one device.
       SpecError: it does not divide the experts or the tokens.
     """
     if list(mesh) != [EXPERT] or mesh[EXPERT] < 2:
@@ -75,7 +74,10 @@ def layers_on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int
         raise SliceError(
             f"suite {SUITE} is cut over one axis of several devices, {EXPERT}, not {axes}: --mesh {EXPERT}=8"
         )
-    if alone := [case for case in cases if case.spec.dtype_rhs or case.spec.backward]:
-        raise SliceError(f"{alone[0].name} runs on one device; leave it out with --only")
+    if alone := [case for case in cases if case.spec.backward]:
+        raise SliceError(
+            f"{alone[0].name} runs on one device: leave --topology and --mesh out, or pick layers without gradients, "
+            f"such as --only {_SLICE_MODEL}"
+        )
     contest = MoeSliceContest(slice_mesh=SliceMesh.of(topology, **mesh))
     return [replace(case, contest=contest, spec=replace(case.spec, devices=mesh[EXPERT])) for case in cases]

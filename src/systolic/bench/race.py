@@ -25,7 +25,7 @@ from systolic.timing.opponent import MORE_VMEM_FLAGS, with_more_vmem, xla_repeat
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner, Stopped
 
-Who = str  # "ours", "flagged ours", "xla", "flagged xla", "xla: " and one of its forms, or the name of a public kernel
+Who = str  # "ours", "xla" or "xla: " and one of its forms, these also after "flagged ", or a public kernel's name
 Key = tuple[str, Who, Any]  # the chip's name, whose program, and the spec
 Against = Literal["all", "xla", "nothing"]
 
@@ -99,8 +99,8 @@ class _Field:
 
     @property
     def forms(self) -> Sequence[str]:
-        """Other ways to write the product in plain JAX."""
-        return () if self.programs is None or self.against == "nothing" else tuple(self.programs.xla_forms)
+        """Ways to write the product in plain JAX; "" is the usual one."""
+        return ("", *(() if self.programs is None or self.against == "nothing" else self.programs.xla_forms))
 
     def experiments(self) -> Iterator[tuple[Who, Any, Experiment]]:
         """Yield the name of the racer, the spec, and the program."""
@@ -122,12 +122,12 @@ class _Field:
                 yield "ours", even, self._experiment("ours", programs, programs.ours)
 
     def _opponents(self, programs: RacedPrograms) -> Iterator[tuple[Who, Experiment]]:
-        yield "xla", self._experiment("xla", programs, programs.xla)
-        if self.flagged is not None:
-            experiment = self._experiment("flagged xla", programs, programs.xla)
-            yield "flagged xla", dataclasses.replace(experiment, chip=self.flagged)
-        for name, fn in programs.xla_forms.items():
-            yield _form(name), self._experiment(_form(name), programs, fn)
+        for form, fn in {"": programs.xla, **programs.xla_forms}.items():
+            yield _xla(form), self._experiment(_xla(form), programs, fn)
+            # On one device only the usual form is raced with both: suite quantized has three others.
+            if self.flagged is not None and (not form or self.case.contest.mesh(self.case.spec) is not None):
+                who = _xla(form, flagged=True)
+                yield who, dataclasses.replace(self._experiment(who, programs, fn), chip=self.flagged)
         for peer in self.peers:
             if peer.program is not None:
                 experiment = self._experiment(peer.name, programs, peer.program)
@@ -156,10 +156,11 @@ class _Field:
         except _UNPLANNED as reason:
             error, limits = reason, Limits()
         ended = ours if error is None or ours is not _NOT_RUN else Outcome.failed(self.case.name, error)
-        xla = _xla_time(outcome("xla", spec))
-        others = {"flagged xla": {"flags": MORE_VMEM_FLAGS}, **{_form(name): {"form": name} for name in self.forms}}
-        for who, how in others.items():
-            xla = _faster(xla, _xla_time(outcome(who, spec), **how), limits)
+        xla_times: list[XlaTime] = []
+        for form in self.forms:
+            default = _xla_time(outcome(_xla(form), spec), form=form)
+            flagged = _xla_time(outcome(_xla(form, flagged=True), spec), form=form, flags=MORE_VMEM_FLAGS)
+            xla_times += default, replace(flagged, without_flags_us=default.repeated_us(limits))
         our_time = _our_time(ours, ended, outcome("ours", self.case.even), limits)
         if (our_time.time_us or 0.0) > (_repeated_us(flagged_ours, limits) or math.inf):
             our_time = _our_time(flagged_ours, flagged_ours, outcome("ours", self.case.even), limits)
@@ -169,7 +170,7 @@ class _Field:
             limits=limits,
             plan=kernel,
             ours=our_time,
-            xla=xla,
+            xla=_fastest(xla_times, limits),
             peers=tuple(_peer_time(peer, outcome(peer.name, spec)) for peer in self.peers),
         )
 
@@ -202,8 +203,8 @@ class _Field:
         )
 
 
-def _form(name: str) -> Who:
-    return f"xla: {name}"
+def _xla(form: str, *, flagged: bool = False) -> Who:
+    return "flagged " * flagged + (f"xla: {form}" if form else "xla")
 
 
 def _limits(specs: Sequence[Spec], chip: Chip) -> Limits:
@@ -265,11 +266,9 @@ def _xla_time(outcome: Outcome, *, flags: Mapping[str, str] | None = None, form:
     )
 
 
-def _faster(best: XlaTime, other: XlaTime, limits: Limits) -> XlaTime:
-    before, after = best.repeated_us(limits), other.repeated_us(limits)
-    if after is None or (before is not None and after >= before):
-        return best
-    return dataclasses.replace(other, without_flags_us=before) if other.flags else other
+def _fastest(times: Sequence[XlaTime], limits: Limits) -> XlaTime:
+    """Return the shortest time in repeated calls; of equal times, or if none is known, the first."""
+    return min(times, key=lambda time: math.inf if (us := time.repeated_us(limits)) is None else us)
 
 
 def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:

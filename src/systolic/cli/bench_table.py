@@ -26,7 +26,11 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     numeric("XLA µs", lambda row: row.xla_repeated_us, us),
     error_column(lambda row: row.xla.error, "± XLA", droppable=True),
     textual("ours with", lambda row: "more VMEM" if row.ours.flags else "", optional=True),
-    textual("with", lambda row: "more VMEM" if row.xla.flags else row.xla.form, optional=True),
+    textual(
+        "with",
+        lambda row: ", ".join(filter(None, (row.xla.form, "more VMEM" if row.xla.flags else ""))),
+        optional=True,
+    ),
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
     numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),

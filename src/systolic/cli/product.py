@@ -176,19 +176,25 @@ def cases_of(
     """Return cases of the suites whose name or group contains one of some texts, and whose m is in `rows`.
 
     Raises:
-      click.UsageError: no case matches.
+      click.UsageError: no case has one of the texts, or so many rows.
     """
     cases = [case for name in suites for case in suite(name, dtype, precision)]
     if not cases:
         raise click.UsageError(f"--dtype {dtype}: no case of {', '.join(suites)} is of it")
-    texts = only.lower().split(",")
-    named = [case for case in cases if any(text in f"{case.group} {case.name}".lower() for text in texts)]
+    texts = [text.strip() for text in only.split(",")]
+
+    def is_named(case: Case, text: str) -> bool:
+        return text.lower() in f"{case.group} {case.name}".lower()
+
+    if unknown := [text for text in texts if not any(is_named(case, text) for case in cases)]:
+        raise click.UsageError(
+            f"--only {unknown[0]}: no case of {', '.join(suites)} is called so, such as {cases[0].name}"
+        )
+    named = [case for case in cases if any(is_named(case, text) for text in texts)]
     chosen = [case for case in named if not rows or case.spec.m in rows]
-    if named and not chosen:
+    if not chosen:
         row_counts = ", ".join(map(str, sorted({case.spec.m for case in named})))
         raise click.UsageError(f"--rows {','.join(map(str, rows or ()))}: there are cases of {row_counts} rows")
-    if not chosen:
-        raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {cases[0].name}")
     return chosen
 
 

@@ -208,6 +208,9 @@ def test_the_verdict_comes_first_and_a_missed_bar_is_no_failure(run: Run) -> Non
     assert run("bench", "--suite", "edges", "--only", "5000³", "--strict", "-q")[0] == 0
 
 
+EIGHT_EXPERT_DEVICES = ("--chip", "v6e", "--topology", "2x4", "--mesh", "expert=8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -216,6 +219,11 @@ def test_the_verdict_comes_first_and_a_missed_bar_is_no_failure(run: Run) -> Non
             "'sqare' is unknown; did you mean square? choose from square, llm, fused, edges, layers",
         ),
         (("bench", "--only", "nothing like this"), "no case of square is called so, such as 512³"),
+        (("bench", "--only", "1024³, 1025³"), "--only 1025³: no case of square is called so"),
+        (
+            ("bench", "--suite", "moe-layer", "--only", "layer and gradients", *EIGHT_EXPERT_DEVICES),
+            "and gradients 2048 runs on one device: leave --topology and --mesh out, or pick layers without gradients",
+        ),
         (("bench", "--precision", "high"), "--precision high is for float32 only"),
         (("bench", "--dtype", "float16"), "float16"),
         (("bench", "--against", "cublas"), "cublas"),
