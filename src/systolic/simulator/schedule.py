@@ -58,7 +58,8 @@ class Schedule:
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         """Schedule an event."""
-        self._push(time, _EVENT, act)
+        self._turns += 1
+        heapq.heappush(self._entries, (time, self._turns, _EVENT, act))
 
     def wait_for(self, what: Waited, due: float | None = None) -> None:
         """Record that the running program can't continue before `what` has changed, or before a known time."""

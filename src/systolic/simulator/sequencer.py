@@ -10,7 +10,7 @@ from typing import Any
 
 from systolic.simulator.core_parts import Activation, CoreParts, Progress
 from systolic.simulator.device_detours import DetourDevice
-from systolic.simulator.errors import SimulationError, UnknownValueError
+from systolic.simulator.errors import SimulationError, UnknownValueError, check_most
 from systolic.simulator.hardware.lanes import Lanes, picked
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES
 from systolic.simulator.hardware.round_words import RoundWords, present
@@ -25,6 +25,8 @@ _NAMED_WORD = re.compile(r"\bcore id\b|\blogical chip id\b")
 # How a copy names a SparseCore's sync flag as its end: bit 15 says that it is one, the bits from 13 on whose.
 _SPARSE_COPY, _SPARSE_COPY_NUMBER = 15, 13
 _LOCAL_FLAG = 16  # above it, where the copy's end signals another flag of this core
+
+_MAX_RUNNING = 30
 
 
 class Sequencer:
@@ -73,11 +75,14 @@ class Sequencer:
         self.vector = COMPUTED
         self.next_round = parts.next_round or (lambda loop, time, iterations, registers: registers)
         self._rounds = device.rounds
+        self._running = parts.running
 
     def run(self, time: int) -> Progress:
         """Run the program from `time`; raise SimulationError if control flow depends on a value that is not known."""
+        check_most(len(self._running), _MAX_RUNNING, "programs, each called by the one before")
+        self._running.append(self)
         try:
-            return (yield from self._translation.run(time, self))
+            end = yield from self._translation.run(time, self)
         except SimulationError as error:
             if error.located:  # by the program that this one had called
                 raise
@@ -91,6 +96,8 @@ class Sequencer:
             located = SimulationError(f"{self._where(error)}: scalar code that cannot be executed: {error}")
             located.located = True
             raise located from error
+        self._running.pop()
+        return end
 
     def _where(self, error: BaseException) -> str:
         line = self._translation.listing_line(error)
@@ -161,7 +168,8 @@ class Sequencer:
         others = self._others
         assert others is not None
         program = self._translation.name
-        flag, granules, source_flag, target = map(present, (flag, granules, source_flag, target))
+        if not type(flag) is type(granules) is type(source_flag) is type(target) is int:
+            flag, granules, source_flag, target = map(present, (flag, granules, source_flag, target))
         copy = RemoteCopy(
             program, label, flag, source_flag, granules, source, destination, run_bytes, others.target(target, flag)
         )

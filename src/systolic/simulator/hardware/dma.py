@@ -69,7 +69,8 @@ class DmaEngine:
         self._flags = SyncFlags()
         self.counts = [DmaCounts() for _ in range(cores)]
         self.schedule = schedule if schedule is not None else Schedule()
-        self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
+        # Called with every wait for a labelled flag; see `land`.
+        self.waited: Callable[[int, str, int, int], None] = lambda core, label, begin, end: None
         # Where one device represents all, and they differ: which of their sizes counts, and whose words.
         self.largest: Callable[[Sequence[int]], int] | None = None
         self.first: Callable[[Sequence[int]], int] | None = None
@@ -196,12 +197,14 @@ class DmaEngine:
         self._flags.reset_own_flags(core, program, alone.own_flags(core, program, cycles) or ())
 
     def _land(self, flag: Flag, time: int, granules: int, label: str = "") -> None:
-        self.schedule.changed(flag)
+        if flag.waiting:
+            self.schedule.changed(flag)
         flag.label = label
         landing = flag.landing
         landing.append((time, granules))
         if len(landing) > 1:
-            check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
+            if len(landing) > _MAX_UNDER_WAY:
+                check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
             if landing[-2][0] > time:
                 flag.landing = deque(sorted(landing))
 
@@ -214,12 +217,13 @@ class DmaEngine:
         state = self._flags.landed(core, program, time, flag)
         now = time
         if state.count < granules:
-            ahead = self._enough(state, lambda count: count >= granules)
+            ahead = self._enough(state, operator.ge, granules)
             if ahead is None:
                 return None
             now = state.land_first(ahead)
             self.stalled(core, time, now, cause)
-        self._tell(core, state, time, now)
+        if state.label:
+            self.waited(core, state.label, time, now)
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
         return now + self._machine.dma_wait_cycles
 
@@ -242,27 +246,23 @@ class DmaEngine:
         """
         state = self._flags.landed(core, program, time, flag)
         holds = _HOLDS[relation]
-        if holds(state.count, value):
-            self._tell(core, state, time, time)
-            return time
-        ahead = self._enough(state, lambda count: holds(count, value))
-        if ahead is None:
-            return None
-        now = state.land_first(ahead)
-        self.stalled(core, time, now, "semaphore")
-        self._tell(core, state, time, now)
+        now = time
+        if not holds(state.count, value):
+            ahead = self._enough(state, holds, value)
+            if ahead is None:
+                return None
+            now = state.land_first(ahead)
+            self.stalled(core, time, now, "semaphore")
+        if state.label:
+            self.waited(core, state.label, time, now)
         return now
 
-    def _tell(self, core: int, flag: Flag, begin: int, end: int) -> None:
-        if flag.label and self.waited is not None:
-            self.waited(core, flag.label, begin, end)
-
-    def _enough(self, flag: Flag, satisfied: Callable[[int], bool]) -> int | None:
+    def _enough(self, flag: Flag, satisfied: Callable[[int, int], bool], value: int) -> int | None:
         """Return how much of the pending amount has to land; None if the program has to be tried again."""
         count = flag.count
         for ahead, (time, amount) in enumerate(flag.landing, 1):
             count += amount
-            if satisfied(count):
+            if satisfied(count, value):
                 if self.schedule.patient and time > self.schedule.now:
                     self.schedule.wait_for(flag, time)
                     return None

@@ -69,9 +69,10 @@ class SyncFlags:
 
     def landed(self, core: int, program: str, time: int, number: int) -> Flag:
         """Return a flag that counts what has landed on it by then."""
-        flag = self.flag(core, program, number)
-        while flag.landing and flag.landing[0][0] <= time:
-            flag.count += flag.landing.popleft()[1]
+        flag = self._by_program.get((core, program, number)) or self.flag(core, program, number)
+        landing = flag.landing
+        while landing and landing[0][0] <= time:
+            flag.count += landing.popleft()[1]
         return flag
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:

@@ -28,8 +28,8 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "CoreCall": ("core", "time", "flags"),
     "_Lookup": ("_time", "_calls", "_begin", "_at_full_rate", "_links", "_changes", "_ended"),
     "_Begin": ("pipe_cycles", "rate", "left", "last", "cores"),
-    "Core": ("number", "_parts", "_mxus", "_depth"),
-    "CoreParts": ("device", "memory"),
+    "Core": ("number", "_parts", "_mxus"),
+    "CoreParts": ("device", "memory", "running"),
     "DeviceParts": ("dma", "mailboxes", "meeting"),
     "Assumption": ("_known",),
     "_Buffer": ("first", "size", "contents", "skip", "brought"),
@@ -48,7 +48,7 @@ _TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_s
 # Of suspended functions and of closures.
 _TIME_VARIABLES = frozenset({"t", "time", "end", "turn"})
 _FRAMES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Core.run", "Core._inside", "Core._call", "Core._execution", "Sequencer.run"), ()),
+    **dict.fromkeys(("Core._call", "Core._execution", "Sequencer.run"), ()),
     "Meeting.together": ("turn", "arrival"),
     "_Lookup.outcome": ("self", "changes"),
 }

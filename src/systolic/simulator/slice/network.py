@@ -118,16 +118,20 @@ class Network:
     def _end(self, time: float, stream: Stream, prediction: int) -> None:
         if prediction != stream.prediction:
             return
-        rate, begin = stream.rate, stream.since
-        stream.change_rate(time, 0.0)
-        size_bytes, _, ended = stream.copies.popleft()
+        begin, rate, copies = stream.since, stream.rate, stream.copies
+        size_bytes, pipes, ended = copies.popleft()
+        for pipe in pipes:
+            pipe.serve_links(time, -rate)
         if self._spans:
             self._note(stream, begin, time, round(size_bytes))
-        if stream.copies:
-            stream.change_rate(time, rate)
-            stream.left_bytes, stream.since = stream.copies[0][0], time
+        if copies:
+            stream.left_bytes, pipes, _ = copies[0]
+            for pipe in pipes:
+                pipe.serve_links(time, rate)
+            stream.since = time
             self._predict(stream)
         else:
+            stream.rate = 0.0
             self._leave(time, stream)
         ended(time)
 
