@@ -42,6 +42,10 @@ class OtherDevices(Outside, Protocol):
         """Return the target of a copy that signals a flag there."""
         ...
 
+    def is_away(self, target: RemoteTarget) -> bool:
+        """True if copies to it pass links."""
+        ...
+
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
         """Send a copy; return when the core goes on."""
         ...

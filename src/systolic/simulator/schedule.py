@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -70,6 +71,13 @@ class Schedule:
         if what.waiting:
             self._woken += what.waiting
             what.waiting.clear()
+
+    @property
+    def settled_until(self) -> float:
+        """The time before which nothing acts any more, other than the program that acts now."""
+        if self._woken:
+            return -math.inf
+        return self._entries[0][0] if self._entries else math.inf
 
     def _push(self, time: float, program: int, parking: int | Callable[[], None]) -> None:
         self._turns += 1

@@ -62,6 +62,7 @@ class Sequencer:
         program, dma = self._translation.name, device.dma
         self.start = partial(dma.start, core, program)
         self.wait = partial(dma.wait, core, program)
+        self.settled_wait = partial(dma.settled_wait, core, program)
         self.wait_for_value = partial(dma.wait_for_value, core, program)
         self.count = partial(dma.count, core, program)
         self.add = partial(dma.add, core, program)
@@ -148,6 +149,7 @@ class Sequencer:
     def general(
         self,
         time: int,
+        in_turn: bool,
         flag: int,
         granules: int,
         source: str,
@@ -157,10 +159,13 @@ class Sequencer:
         target: int,
         places: tuple[int, int, bool] | None,
         label: str,
-    ) -> int:
+    ) -> int | None:
         """Start a copy that names its target device; return when the core goes on.
 
+        None: it has to be asked again in turn, because it may act on this device at once.
+
         Args:
+          in_turn: everything before `time` has been simulated.
           target: names the device; see `slice.addresses`.
           places: source and destination of its contents, and whether in one piece; None: they are not followed.
           label: the communication that it belongs to.
@@ -170,10 +175,11 @@ class Sequencer:
         program = self._translation.name
         if not type(flag) is type(granules) is type(source_flag) is type(target) is int:
             flag, granules, source_flag, target = map(present, (flag, granules, source_flag, target))
-        copy = RemoteCopy(
-            program, label, flag, source_flag, granules, source, destination, run_bytes, others.target(target, flag)
-        )
-        if not copy.target.remote:
+        to = others.target(target, flag)
+        if not in_turn and not (self._dma.is_settled(time) and others.is_away(to)):
+            return None
+        copy = RemoteCopy(program, label, flag, source_flag, granules, source, destination, run_bytes, to)
+        if not to.remote:
             goes_on = self._dma.start(
                 self._core, program, time, flag, granules, source, destination, run_bytes, source_flag
             )
@@ -183,10 +189,10 @@ class Sequencer:
             begin, first, contiguous = places
             begin *= self._address_words.get(source, 1)
             first *= self._address_words.get(destination, 1)
-            to = others.memory(copy.target) if copy.target.remote else None
+            memory = others.memory(to) if to.remote else None
             words = granules * self._granule_words
             begin, first, words = self._memory.places_now(source, begin, destination, first, words)
-            self._memory.copy(source, begin, destination, first, words, contiguous=contiguous, to=to)
+            self._memory.copy(source, begin, destination, first, words, contiguous=contiguous, to=memory)
         return goes_on
 
     def signal_any(self, time: int, address: int, amount: int, label: str) -> None:

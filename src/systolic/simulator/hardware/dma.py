@@ -74,6 +74,8 @@ class DmaEngine:
         # Where one device represents all, and they differ: which of their sizes counts, and whose words.
         self.largest: Callable[[Sequence[int]], int] | None = None
         self.first: Callable[[Sequence[int]], int] | None = None
+        # From an act of any other program to its earliest landing on a flag here.
+        self.least_latency_cycles = 0.0
 
     def start(
         self,
@@ -222,10 +224,39 @@ class DmaEngine:
                 return None
             now = state.land_first(ahead)
             self.stalled(core, time, now, cause)
-        if state.label:
-            self.waited(core, state.label, time, now)
+        return self._passed(core, state, time, now)
+
+    def _passed(self, core: int, flag: Flag, begin: int, end: int) -> int:
+        """Count a wait that is over; return when the core goes on."""
+        if flag.label:
+            self.waited(core, flag.label, begin, end)
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
-        return now + self._machine.dma_wait_cycles
+        return end + self._machine.dma_wait_cycles
+
+    def is_settled(self, time: float) -> bool:
+        """True if all that lands here until then is known."""
+        return time < self.schedule.settled_until + self.least_latency_cycles
+
+    def settled_wait(
+        self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause
+    ) -> int | None:
+        """Return what `wait` does if it is known before the program's turn comes; else None."""
+        if not self.is_settled(time):
+            return None
+        state = self._flags.landed(core, program, time, flag)
+        now, count = time, state.count
+        if count < granules:
+            for ahead, (landed, amount) in enumerate(state.landing, 1):
+                count += amount
+                if count >= granules:
+                    break
+            else:
+                return None
+            if not self.is_settled(landed):
+                return None
+            now = state.land_first(ahead)
+            self.stalled(core, time, now, cause)
+        return self._passed(core, state, time, now)
 
     def stalled(self, core: int, begin: int, end: int, cause: StallCause) -> None:
         counts = self.counts[core]

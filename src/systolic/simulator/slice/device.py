@@ -53,6 +53,8 @@ class Device:
         self.communications = [Communications() for _ in words]
         self.dma.waited = self._waited
         self.dma.largest, self.dma.first = around.largest, around.first
+        if len(self.cores) == 1 and not setup.sparse_programs:
+            self.dma.least_latency_cycles = min(self._latency, around.routes.least_latency_s * around.clock_hz)
 
     def start(self) -> None:
         who = self._around.name(self)
@@ -70,6 +72,9 @@ class Device:
 
     def target(self, word: Any, flag: Any) -> RemoteTarget:
         return self._around.copy_target(self.number, word, flag)
+
+    def is_away(self, target: RemoteTarget) -> bool:
+        return target.remote and bool(self._around.route(self, target).links)
 
     def memory(self, target: RemoteTarget) -> Memory:
         return self._around.receiver(self, target).memory_of(target.core)
