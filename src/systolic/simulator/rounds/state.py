@@ -37,14 +37,14 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "Network": ("_traffic", "_changed"),
     "PatternNetwork": ("_active", "_since"),
     "_Traffic": ("streams", "busy_since"),
-    "Stream": ("route", "copies", "left_bytes", "rate", "since"),
+    "Stream": ("route", "copies", "begins", "passing", "left_bytes", "rate", "since"),
     "RemoteCopy": (
         *("program", "label", "flag", "source_flag", "granules", "source", "destination", "run_bytes", "target"),
     ),
     "RemoteTarget": ("device", "core", "remote"),
     "RepeatedCalls": ("_operations",),
 }
-_TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_since", "_since", "since"})
+_TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_since", "_since", "since", "begins"})
 # Of suspended functions and of closures.
 _TIME_VARIABLES = frozenset({"t", "time", "end", "turn"})
 _FRAMES: Mapping[str, tuple[str, ...]] = {
