@@ -107,7 +107,7 @@ class DetourDevice:
         self._acts.append(until)
         return time + self._sequencer.dma_wait_cycles if self._device else self._sequencer.wait(time, *until)
 
-    def settled_wait(self, time: int, *until: Any) -> int | None:
+    def early_wait(self, time: int, *until: Any) -> int | None:
         """Return None: every wait is recorded in turn."""
         return None
 

@@ -18,6 +18,7 @@ class RemoteTarget:
     device: int
     core: int
     remote: bool  # to be found at a place of the slice; else the copy stays in its device
+    away: bool = False  # not the sender itself
 
 
 @dataclass(slots=True)  # not frozen: there is one for each copy that is executed
@@ -40,10 +41,6 @@ class OtherDevices(Outside, Protocol):
 
     def target(self, word: int, flag: int) -> RemoteTarget:
         """Return the target of a copy that signals a flag there."""
-        ...
-
-    def is_away(self, target: RemoteTarget) -> bool:
-        """True if copies to it pass links."""
         ...
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:

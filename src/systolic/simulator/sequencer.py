@@ -62,7 +62,7 @@ class Sequencer:
         program, dma = self._translation.name, device.dma
         self.start = partial(dma.start, core, program)
         self.wait = partial(dma.wait, core, program)
-        self.settled_wait = partial(dma.settled_wait, core, program)
+        self.early_wait = partial(dma.early_wait, core, program)
         self.wait_for_value = partial(dma.wait_for_value, core, program)
         self.count = partial(dma.count, core, program)
         self.add = partial(dma.add, core, program)
@@ -176,7 +176,7 @@ class Sequencer:
         if not type(flag) is type(granules) is type(source_flag) is type(target) is int:
             flag, granules, source_flag, target = map(present, (flag, granules, source_flag, target))
         to = others.target(target, flag)
-        if not in_turn and not (self._dma.is_settled(time) and others.is_away(to)):
+        if not in_turn and (not to.away or time >= self._dma.settled_until):
             return None
         copy = RemoteCopy(program, label, flag, source_flag, granules, source, destination, run_bytes, to)
         if not to.remote:

@@ -69,13 +69,13 @@ class DmaEngine:
         self._flags = SyncFlags()
         self.counts = [DmaCounts() for _ in range(cores)]
         self.schedule = schedule if schedule is not None else Schedule()
-        # Called with every wait for a labelled flag; see `land`.
-        self.waited: Callable[[int, str, int, int], None] = lambda core, label, begin, end: None
+        self.waited: Callable[[int, str, int, int], None] = lambda *_: (
+            None
+        )  # told of waits for labelled flags; see `land`
         # Where one device represents all, and they differ: which of their sizes counts, and whose words.
         self.largest: Callable[[Sequence[int]], int] | None = None
         self.first: Callable[[Sequence[int]], int] | None = None
-        # From an act of any other program to its earliest landing on a flag here.
-        self.least_latency_cycles = 0.0
+        self.least_latency_cycles = 0.0  # from an act of any other program to its earliest landing here
 
     def start(
         self,
@@ -204,11 +204,10 @@ class DmaEngine:
         flag.label = label
         landing = flag.landing
         landing.append((time, granules))
-        if len(landing) > 1:
-            if len(landing) > _MAX_UNDER_WAY:
-                check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
-            if landing[-2][0] > time:
-                flag.landing = deque(sorted(landing))
+        if len(landing) > _MAX_UNDER_WAY:
+            check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
+        if len(landing) > 1 and landing[-2][0] > time:
+            flag.landing = deque(sorted(landing))
 
     def wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
         """Wait until `flag` counts `granules`.
@@ -233,28 +232,23 @@ class DmaEngine:
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
         return end + self._machine.dma_wait_cycles
 
-    def is_settled(self, time: float) -> bool:
-        """True if all that lands here until then is known."""
-        return time < self.schedule.settled_until + self.least_latency_cycles
+    @property
+    def settled_until(self) -> float:
+        """The time before which everything that lands here is known."""
+        return self.schedule.settled_until + self.least_latency_cycles
 
-    def settled_wait(
-        self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause
-    ) -> int | None:
+    def early_wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
         """Return what `wait` does if it is known before the program's turn comes; else None."""
-        if not self.is_settled(time):
+        settled_until = self.settled_until
+        if time >= settled_until:
             return None
         state = self._flags.landed(core, program, time, flag)
-        now, count = time, state.count
-        if count < granules:
-            for ahead, (landed, amount) in enumerate(state.landing, 1):
-                count += amount
-                if count >= granules:
-                    break
-            else:
+        now = time
+        if state.count < granules:
+            until = state.until(operator.ge, granules)
+            if until is None or until[1] >= settled_until:
                 return None
-            if not self.is_settled(landed):
-                return None
-            now = state.land_first(ahead)
+            now = state.land_first(until[0])
             self.stalled(core, time, now, cause)
         return self._passed(core, state, time, now)
 
@@ -290,15 +284,10 @@ class DmaEngine:
 
     def _enough(self, flag: Flag, satisfied: Callable[[int, int], bool], value: int) -> int | None:
         """Return how much of the pending amount has to land; None if the program has to be tried again."""
-        count = flag.count
-        for ahead, (time, amount) in enumerate(flag.landing, 1):
-            count += amount
-            if satisfied(count, value):
-                if self.schedule.patient and time > self.schedule.now:
-                    self.schedule.wait_for(flag, time)
-                    return None
-                return ahead
-        self.schedule.wait_for(flag)
+        until = flag.until(satisfied, value)
+        if until is not None and not (self.schedule.patient and until[1] > self.schedule.now):
+            return until[0]
+        self.schedule.wait_for(flag, None if until is None else until[1])
         return None
 
     def count(self, core: int, program: str, time: int, flag: int) -> int:

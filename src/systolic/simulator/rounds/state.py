@@ -41,7 +41,7 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "RemoteCopy": (
         *("program", "label", "flag", "source_flag", "granules", "source", "destination", "run_bytes", "target"),
     ),
-    "RemoteTarget": ("device", "core", "remote"),
+    "RemoteTarget": ("device", "core", "remote", "away"),
     "RepeatedCalls": ("_operations",),
 }
 _TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_since", "_since", "since", "begins"})

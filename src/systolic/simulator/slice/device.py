@@ -73,9 +73,6 @@ class Device:
     def target(self, word: Any, flag: Any) -> RemoteTarget:
         return self._around.copy_target(self.number, word, flag)
 
-    def is_away(self, target: RemoteTarget) -> bool:
-        return target.remote and bool(self._around.route(self, target).links)
-
     def memory(self, target: RemoteTarget) -> Memory:
         return self._around.receiver(self, target).memory_of(target.core)
 
