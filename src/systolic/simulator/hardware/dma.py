@@ -69,9 +69,7 @@ class DmaEngine:
         self._flags = SyncFlags()
         self.counts = [DmaCounts() for _ in range(cores)]
         self.schedule = schedule if schedule is not None else Schedule()
-        self.waited: Callable[[int, str, int, int], None] = lambda *_: (
-            None
-        )  # told of waits for labelled flags; see `land`
+        self.waited: Callable[[int, str, int, int], None] = lambda *_: None  # told of waits for labelled flags
         # Where one device represents all, and they differ: which of their sizes counts, and whose words.
         self.largest: Callable[[Sequence[int]], int] | None = None
         self.first: Callable[[Sequence[int]], int] | None = None

@@ -67,7 +67,7 @@ class EventCode:
             attempt = f"wait(t, {flag}, {granules}, {quoted(cause)})"
             if self._remote is None:
                 return [*turn, *until(attempt, where), "t = r"]
-            return [*_before_turn(f"settled_{attempt}", until(attempt, where)), "t = r"]
+            return [*_before_turn(f"early_{attempt}", until(attempt, where)), "t = r"]
         if kind == "wait for value":
             flag, value = (self._own(text) for text in operands[:2])
             relation = quoted(instruction.opcode.split(".")[1])
