@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,7 @@ from slice_programs import (
 from systolic.chips import SliceShape, chip
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.simulator.errors import DeadlockError
+from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
 from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.slice.routes import Routes
@@ -186,3 +188,24 @@ def test_skipping_rounds_changes_nothing(
     assert simulated(one_for_all=one_for_all) == simulated(one_for_all=one_for_all, remember=False)
     assert skipped
     assert min(skipped) > 0
+
+
+@pytest.mark.parametrize("one_for_all", [False, True], ids=["all devices", "one for all"])
+@pytest.mark.parametrize("name", ["ring reduce-scatter", "collective-permute in a loop"])
+def test_acting_before_ones_turn_changes_nothing(
+    pool, monkeypatch: pytest.MonkeyPatch, name: str, one_for_all: bool
+) -> None:
+    early, early_wait = list[bool](), DmaEngine.early_wait
+
+    def noted(self: DmaEngine, *args: Any) -> int | None:
+        early.append((end := early_wait(self, *args)) is not None)
+        return end
+
+    monkeypatch.setattr(DmaEngine, "early_wait", noted)
+    simulated = compiled(pool, name, "v6e", "2x4")
+    run = simulated(one_for_all=one_for_all, spans=20)
+    assert any(early)
+    early.clear()
+    monkeypatch.setattr(DmaEngine, "settled_until", property(lambda _: -math.inf))
+    assert simulated(one_for_all=one_for_all, spans=20) == run
+    assert not any(early)

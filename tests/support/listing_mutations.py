@@ -143,7 +143,7 @@ _CALLED = (
     "signed_division signed_from_float signed_from_whole_float smaller send_descriptor wait_for_sparse_core "
     "general signal_any picked together apart store_on_some own type int bool "
     "stream copy task barrier read_argument write_argument lanes lanes_below round tile core refuse fetch_add "
-    "read_flag signal_inside next_round goes_on"
+    "read_flag signal_inside next_round goes_on early_wait"
 )
 
 

@@ -1,5 +1,6 @@
 """Read a compiled TPU program, execute its control flow, and count cycles, stalls and bytes on a chip's model."""
 
+from systolic.simulator.collector import with_rare_collections
 from systolic.simulator.core_records import (
     CopySize,
     CoreRun,
@@ -61,6 +62,7 @@ __all__ = [
     "prepare_listings",
     "same_kernel",
     "traits_of",
+    "with_rare_collections",
     "with_source_lines",
     "words_of",
 ]

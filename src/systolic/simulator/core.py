@@ -12,7 +12,7 @@ from systolic.simulator.core_parts import Activation, CoreParts, DeviceParts, Pa
 from systolic.simulator.core_records import CoreRun
 from systolic.simulator.core_results import core_run, spent_so_far
 from systolic.simulator.device_setup import DeviceSetup
-from systolic.simulator.errors import SimulationError, check_most
+from systolic.simulator.errors import SimulationError
 from systolic.simulator.executed_alone import CoreCall, Execution
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
@@ -33,7 +33,6 @@ from systolic.simulator.translating.translate import Translation
 
 # Where the contents of an argument are not known, neither is its size; a copy of any part of it then says whose it is.
 _UNKNOWN_WORDS = 1 << 20
-_MAX_DEPTH = 30
 
 
 class Core:
@@ -89,7 +88,6 @@ class Core:
         )
         self._mxus = {name: self._new_mxus(name, timeline) for name in setup.translations}
         self._op_totals: dict[str, OpTotals] = {}
-        self._depth: list[Sequencer] = []
         for index, words in enumerate(setup.parameters):
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
             self._define("hbm", self._parameter(index), size, words)
@@ -125,17 +123,11 @@ class Core:
 
     @property
     def waits_for(self) -> str:
-        return self._depth[-1].waits_for if self._depth else "nothing"
+        running = self._parts.running
+        return running[-1].waits_for if running else "nothing"
 
     def run(self) -> Progress:
-        return (yield from self._inside(self._sequencer(TOP_LEVEL, 0, {}), 0))
-
-    def _inside(self, sequencer: Sequencer, time: int) -> Progress:
-        check_most(len(self._depth), _MAX_DEPTH, "programs, each called by the one before")
-        self._depth.append(sequencer)
-        end = yield from sequencer.run(time)
-        self._depth.pop()
-        return end
+        return self._sequencer(TOP_LEVEL, 0, {}).run(0)
 
     def _sequencer(self, name: str, time: int, passed: Mapping[str, int | Unknown]) -> Sequencer:
         activation = Activation(
@@ -194,7 +186,7 @@ class Core:
             end, block_counts, loop = time + execution.cycles, execution.block_counts, execution.loop
         else:
             sequencer = self._sequencer(name, time, registers)
-            end = yield from self._inside(sequencer, time)
+            end = yield from sequencer.run(time)
             block_counts, loop = sequencer.counts, sequencer.timer.longest(time, end)
         after = self._spent(name)
         spent = {what: after[what] - count for what, count in before.items()}

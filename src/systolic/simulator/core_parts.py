@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from systolic.chips import MachineModel
@@ -55,6 +55,7 @@ class CoreParts:
     call: Callable[[int, str, Passed], Progress]  # starts a called program; (time, name, registers) → its progress
     # Begins another round of a loop of calls; (loop, time, iterations, registers) → registers. None: changes none.
     next_round: Callable[[int, int, int, tuple[Any, ...]], tuple[Any, ...]] | None = None
+    running: list[Any] = field(default_factory=list)  # sequencers of its programs, each called by the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

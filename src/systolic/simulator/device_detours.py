@@ -107,6 +107,10 @@ class DetourDevice:
         self._acts.append(until)
         return time + self._sequencer.dma_wait_cycles if self._device else self._sequencer.wait(time, *until)
 
+    def early_wait(self, time: int, *until: Any) -> int | None:
+        """Return None: every wait is recorded in turn."""
+        return None
+
     def add(self, flag: int, amount: int) -> None:
         self._acts.append((flag, amount))
         if not self._device:

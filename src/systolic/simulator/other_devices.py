@@ -18,6 +18,7 @@ class RemoteTarget:
     device: int
     core: int
     remote: bool  # to be found at a place of the slice; else the copy stays in its device
+    away: bool = False  # not the sender itself
 
 
 @dataclass(slots=True)  # not frozen: there is one for each copy that is executed

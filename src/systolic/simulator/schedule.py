@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -58,7 +59,8 @@ class Schedule:
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         """Schedule an event."""
-        self._push(time, _EVENT, act)
+        self._turns += 1
+        heapq.heappush(self._entries, (time, self._turns, _EVENT, act))
 
     def wait_for(self, what: Waited, due: float | None = None) -> None:
         """Record that the running program can't continue before `what` has changed, or before a known time."""
@@ -69,6 +71,13 @@ class Schedule:
         if what.waiting:
             self._woken += what.waiting
             what.waiting.clear()
+
+    @property
+    def settled_until(self) -> float:
+        """The time before which nothing acts any more, other than the program that acts now."""
+        if self._woken:
+            return -math.inf
+        return self._entries[0][0] if self._entries else math.inf
 
     def _push(self, time: float, program: int, parking: int | Callable[[], None]) -> None:
         self._turns += 1

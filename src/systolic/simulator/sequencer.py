@@ -10,7 +10,7 @@ from typing import Any
 
 from systolic.simulator.core_parts import Activation, CoreParts, Progress
 from systolic.simulator.device_detours import DetourDevice
-from systolic.simulator.errors import SimulationError, UnknownValueError
+from systolic.simulator.errors import SimulationError, UnknownValueError, check_most
 from systolic.simulator.hardware.lanes import Lanes, picked
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES
 from systolic.simulator.hardware.round_words import RoundWords, present
@@ -25,6 +25,8 @@ _NAMED_WORD = re.compile(r"\bcore id\b|\blogical chip id\b")
 # How a copy names a SparseCore's sync flag as its end: bit 15 says that it is one, the bits from 13 on whose.
 _SPARSE_COPY, _SPARSE_COPY_NUMBER = 15, 13
 _LOCAL_FLAG = 16  # above it, where the copy's end signals another flag of this core
+
+_MAX_RUNNING = 30
 
 
 class Sequencer:
@@ -60,6 +62,7 @@ class Sequencer:
         program, dma = self._translation.name, device.dma
         self.start = partial(dma.start, core, program)
         self.wait = partial(dma.wait, core, program)
+        self.early_wait = partial(dma.early_wait, core, program)
         self.wait_for_value = partial(dma.wait_for_value, core, program)
         self.count = partial(dma.count, core, program)
         self.add = partial(dma.add, core, program)
@@ -73,11 +76,14 @@ class Sequencer:
         self.vector = COMPUTED
         self.next_round = parts.next_round or (lambda loop, time, iterations, registers: registers)
         self._rounds = device.rounds
+        self._running = parts.running
 
     def run(self, time: int) -> Progress:
         """Run the program from `time`; raise SimulationError if control flow depends on a value that is not known."""
+        check_most(len(self._running), _MAX_RUNNING, "programs, each called by the one before")
+        self._running.append(self)
         try:
-            return (yield from self._translation.run(time, self))
+            end = yield from self._translation.run(time, self)
         except SimulationError as error:
             if error.located:  # by the program that this one had called
                 raise
@@ -91,6 +97,8 @@ class Sequencer:
             located = SimulationError(f"{self._where(error)}: scalar code that cannot be executed: {error}")
             located.located = True
             raise located from error
+        self._running.pop()
+        return end
 
     def _where(self, error: BaseException) -> str:
         line = self._translation.listing_line(error)
@@ -141,6 +149,7 @@ class Sequencer:
     def general(
         self,
         time: int,
+        in_turn: bool,
         flag: int,
         granules: int,
         source: str,
@@ -150,10 +159,13 @@ class Sequencer:
         target: int,
         places: tuple[int, int, bool] | None,
         label: str,
-    ) -> int:
+    ) -> int | None:
         """Start a copy that names its target device; return when the core goes on.
 
+        None: it has to be asked again in turn, because it may act on this device at once.
+
         Args:
+          in_turn: everything before `time` has been simulated.
           target: names the device; see `slice.addresses`.
           places: source and destination of its contents, and whether in one piece; None: they are not followed.
           label: the communication that it belongs to.
@@ -161,11 +173,13 @@ class Sequencer:
         others = self._others
         assert others is not None
         program = self._translation.name
-        flag, granules, source_flag, target = map(present, (flag, granules, source_flag, target))
-        copy = RemoteCopy(
-            program, label, flag, source_flag, granules, source, destination, run_bytes, others.target(target, flag)
-        )
-        if not copy.target.remote:
+        if not type(flag) is type(granules) is type(source_flag) is type(target) is int:
+            flag, granules, source_flag, target = map(present, (flag, granules, source_flag, target))
+        to = others.target(target, flag)
+        if not in_turn and (not to.away or time >= self._dma.settled_until):
+            return None
+        copy = RemoteCopy(program, label, flag, source_flag, granules, source, destination, run_bytes, to)
+        if not to.remote:
             goes_on = self._dma.start(
                 self._core, program, time, flag, granules, source, destination, run_bytes, source_flag
             )
@@ -175,10 +189,10 @@ class Sequencer:
             begin, first, contiguous = places
             begin *= self._address_words.get(source, 1)
             first *= self._address_words.get(destination, 1)
-            to = others.memory(copy.target) if copy.target.remote else None
+            memory = others.memory(to) if to.remote else None
             words = granules * self._granule_words
             begin, first, words = self._memory.places_now(source, begin, destination, first, words)
-            self._memory.copy(source, begin, destination, first, words, contiguous=contiguous, to=to)
+            self._memory.copy(source, begin, destination, first, words, contiguous=contiguous, to=memory)
         return goes_on
 
     def signal_any(self, time: int, address: int, amount: int, label: str) -> None:

@@ -20,7 +20,7 @@ from systolic.compiler import (
     with_jit_options,
     with_slice_options,
 )
-from systolic.simulator import parse_hlo
+from systolic.simulator import parse_hlo, with_rare_collections
 from systolic.steps.call import Step
 from systolic.steps.changes import step_changes
 from systolic.steps.grouping import part_runs
@@ -34,6 +34,7 @@ from systolic.timing import Call, measured_run, slice_of
 TIME_LIMIT_S = 3600.0
 
 
+@with_rare_collections()
 def predict_in_worker(
     source: Step | StepMaker,
     name: str,

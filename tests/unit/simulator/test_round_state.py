@@ -11,7 +11,7 @@ from systolic.simulator.rounds import counters, state
 
 # Attributes that do not change, only spare work, or are recorded with times that `skipped_cycles` moves.
 FIXED = {
-    "DmaEngine": "_host_bytes_per_cycle _machine _timelines counts first largest schedule waited",
+    "DmaEngine": "_host_bytes_per_cycle _machine _timelines counts first largest least_latency_cycles schedule waited",
     "HbmPipe": "_busy_times _constant_rate _most_busy_cycles _origin _period _period_cycles _round _slow_cycles "
     "_slow_rate _turn_cost busy_cycles bytes_per_cycle",
     "SyncFlags": "_by_owner _by_program flag",

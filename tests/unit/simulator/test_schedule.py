@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from systolic.simulator import DeadlockError
@@ -121,3 +123,27 @@ def test_a_deadlock_of_many_programs_names_each_place_once_and_not_all_places() 
     assert first == "every subcore waits for what never comes (20 times)"
     assert second == "device 20 waits for what never comes"
     assert last == "and 13 more places"
+
+
+def test_nothing_else_acts_before_the_next_entry() -> None:
+    schedule, flag, seen = Schedule(), Waited(), []
+
+    def program() -> Running:
+        yield 5
+        seen.append(schedule.settled_until)
+        schedule.changed(flag)  # wakes a program that may act at once
+        seen.append(schedule.settled_until)
+        yield 30
+        seen.append(schedule.settled_until)
+        return 30
+
+    def waiter() -> Running:
+        schedule.wait_for(flag)
+        yield None
+        return 5
+
+    schedule.start(0, waiter(), lambda: "waiter")
+    schedule.start(0, program(), lambda: "program")
+    schedule.at(20, lambda: None)
+    assert schedule.run() == [5, 30]
+    assert seen == [20, -math.inf, math.inf]

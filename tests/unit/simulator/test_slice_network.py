@@ -150,6 +150,27 @@ def test_copies_of_one_device_along_one_route_follow_each_other() -> None:
     assert ends["second"] == pytest.approx(200_000 / sends.bytes_per_cycle)
 
 
+def test_a_link_is_idle_between_a_copy_and_one_that_begins_later() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    cycles = 100_000 / sends.bytes_per_cycle
+    sends.send("first", 0, 1, 100_000)
+    sends.send("second", 0, 1, 100_000, time=5000.0)
+    assert sends.ends() == pytest.approx({"first": cycles, "second": 5000 + cycles}, abs=1e-3)
+    (link,) = sends.network.results()
+    assert link.busy_cycles == pytest.approx(2 * cycles, abs=1)
+    assert 2 * cycles < 5000
+
+
+def test_a_copy_that_can_begin_earlier_passes_one_that_was_sent_before() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    cycles = 100_000 / sends.bytes_per_cycle
+    for name, time in (("last", 9000.0), ("second", 5000.0), ("first", 10.0), ("third", 5000.0)):
+        sends.send(name, 0, 1, 100_000, time=time)
+    ends = {"first": 10 + cycles, "second": 5000 + cycles, "third": 5000 + 2 * cycles, "last": 9000 + cycles}
+    assert sends.ends() == pytest.approx(ends, abs=1e-2)
+    assert list(sends.ends()) == list(ends)
+
+
 def test_two_directions_and_two_axes_do_not_disturb_each_other() -> None:
     sends = Sends(slice_of("v6e", "4x4"))
     for name, target in (("x+", 6), ("x-", 4), ("y+", 9), ("y-", 1)):

@@ -69,10 +69,11 @@ class DmaEngine:
         self._flags = SyncFlags()
         self.counts = [DmaCounts() for _ in range(cores)]
         self.schedule = schedule if schedule is not None else Schedule()
-        self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
+        self.waited: Callable[[int, str, int, int], None] = lambda *_: None  # told of waits for labelled flags
         # Where one device represents all, and they differ: which of their sizes counts, and whose words.
         self.largest: Callable[[Sequence[int]], int] | None = None
         self.first: Callable[[Sequence[int]], int] | None = None
+        self.least_latency_cycles = 0.0  # from an act of any other program to its earliest landing here
 
     def start(
         self,
@@ -196,14 +197,15 @@ class DmaEngine:
         self._flags.reset_own_flags(core, program, alone.own_flags(core, program, cycles) or ())
 
     def _land(self, flag: Flag, time: int, granules: int, label: str = "") -> None:
-        self.schedule.changed(flag)
+        if flag.waiting:
+            self.schedule.changed(flag)
         flag.label = label
         landing = flag.landing
         landing.append((time, granules))
-        if len(landing) > 1:
+        if len(landing) > _MAX_UNDER_WAY:
             check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
-            if landing[-2][0] > time:
-                flag.landing = deque(sorted(landing))
+        if len(landing) > 1 and landing[-2][0] > time:
+            flag.landing = deque(sorted(landing))
 
     def wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
         """Wait until `flag` counts `granules`.
@@ -214,14 +216,39 @@ class DmaEngine:
         state = self._flags.landed(core, program, time, flag)
         now = time
         if state.count < granules:
-            ahead = self._enough(state, lambda count: count >= granules)
+            ahead = self._enough(state, operator.ge, granules)
             if ahead is None:
                 return None
             now = state.land_first(ahead)
             self.stalled(core, time, now, cause)
-        self._tell(core, state, time, now)
+        return self._passed(core, state, time, now)
+
+    def _passed(self, core: int, flag: Flag, begin: int, end: int) -> int:
+        """Count a wait that is over; return when the core goes on."""
+        if flag.label:
+            self.waited(core, flag.label, begin, end)
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
-        return now + self._machine.dma_wait_cycles
+        return end + self._machine.dma_wait_cycles
+
+    @property
+    def settled_until(self) -> float:
+        """The time before which everything that lands here is known."""
+        return self.schedule.settled_until + self.least_latency_cycles
+
+    def early_wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
+        """Return what `wait` does if it is known before the program's turn comes; else None."""
+        settled_until = self.settled_until
+        if time >= settled_until:
+            return None
+        state = self._flags.landed(core, program, time, flag)
+        now = time
+        if state.count < granules:
+            until = state.until(operator.ge, granules)
+            if until is None or until[1] >= settled_until:
+                return None
+            now = state.land_first(until[0])
+            self.stalled(core, time, now, cause)
+        return self._passed(core, state, time, now)
 
     def stalled(self, core: int, begin: int, end: int, cause: StallCause) -> None:
         counts = self.counts[core]
@@ -242,32 +269,23 @@ class DmaEngine:
         """
         state = self._flags.landed(core, program, time, flag)
         holds = _HOLDS[relation]
-        if holds(state.count, value):
-            self._tell(core, state, time, time)
-            return time
-        ahead = self._enough(state, lambda count: holds(count, value))
-        if ahead is None:
-            return None
-        now = state.land_first(ahead)
-        self.stalled(core, time, now, "semaphore")
-        self._tell(core, state, time, now)
+        now = time
+        if not holds(state.count, value):
+            ahead = self._enough(state, holds, value)
+            if ahead is None:
+                return None
+            now = state.land_first(ahead)
+            self.stalled(core, time, now, "semaphore")
+        if state.label:
+            self.waited(core, state.label, time, now)
         return now
 
-    def _tell(self, core: int, flag: Flag, begin: int, end: int) -> None:
-        if flag.label and self.waited is not None:
-            self.waited(core, flag.label, begin, end)
-
-    def _enough(self, flag: Flag, satisfied: Callable[[int], bool]) -> int | None:
+    def _enough(self, flag: Flag, satisfied: Callable[[int, int], bool], value: int) -> int | None:
         """Return how much of the pending amount has to land; None if the program has to be tried again."""
-        count = flag.count
-        for ahead, (time, amount) in enumerate(flag.landing, 1):
-            count += amount
-            if satisfied(count):
-                if self.schedule.patient and time > self.schedule.now:
-                    self.schedule.wait_for(flag, time)
-                    return None
-                return ahead
-        self.schedule.wait_for(flag)
+        until = flag.until(satisfied, value)
+        if until is not None and not (self.schedule.patient and until[1] > self.schedule.now):
+            return until[0]
+        self.schedule.wait_for(flag, None if until is None else until[1])
         return None
 
     def count(self, core: int, program: str, time: int, flag: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import check_most
@@ -30,6 +30,15 @@ class Flag(Waited):
     count: int = 0
     landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
     label: str = ""  # the communication with other devices that signals it
+
+    def until(self, satisfied: Callable[[int, int], bool], value: int) -> tuple[int, int] | None:
+        """Return how many pieces land until the count satisfies, and when the last one does; None: it does not."""
+        count = self.count
+        for pieces, (time, amount) in enumerate(self.landing, 1):
+            count += amount
+            if satisfied(count, value):
+                return pieces, time
+        return None
 
     def land_first(self, pieces: int) -> int:
         """Let the first `pieces` under way land; return when the last of them has."""
@@ -69,9 +78,10 @@ class SyncFlags:
 
     def landed(self, core: int, program: str, time: int, number: int) -> Flag:
         """Return a flag that counts what has landed on it by then."""
-        flag = self.flag(core, program, number)
-        while flag.landing and flag.landing[0][0] <= time:
-            flag.count += flag.landing.popleft()[1]
+        flag = self._by_program.get((core, program, number)) or self.flag(core, program, number)
+        landing = flag.landing
+        while landing and landing[0][0] <= time:
+            flag.count += landing.popleft()[1]
         return flag
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:

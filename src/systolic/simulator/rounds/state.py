@@ -28,8 +28,8 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "CoreCall": ("core", "time", "flags"),
     "_Lookup": ("_time", "_calls", "_begin", "_at_full_rate", "_links", "_changes", "_ended"),
     "_Begin": ("pipe_cycles", "rate", "left", "last", "cores"),
-    "Core": ("number", "_parts", "_mxus", "_depth"),
-    "CoreParts": ("device", "memory"),
+    "Core": ("number", "_parts", "_mxus"),
+    "CoreParts": ("device", "memory", "running"),
     "DeviceParts": ("dma", "mailboxes", "meeting"),
     "Assumption": ("_known",),
     "_Buffer": ("first", "size", "contents", "skip", "brought"),
@@ -37,18 +37,18 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "Network": ("_traffic", "_changed"),
     "PatternNetwork": ("_active", "_since"),
     "_Traffic": ("streams", "busy_since"),
-    "Stream": ("route", "copies", "left_bytes", "rate", "since"),
+    "Stream": ("route", "copies", "begins", "passing", "left_bytes", "rate", "since"),
     "RemoteCopy": (
         *("program", "label", "flag", "source_flag", "granules", "source", "destination", "run_bytes", "target"),
     ),
-    "RemoteTarget": ("device", "core", "remote"),
+    "RemoteTarget": ("device", "core", "remote", "away"),
     "RepeatedCalls": ("_operations",),
 }
-_TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_since", "_since", "since"})
+_TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_since", "_since", "since", "begins"})
 # Of suspended functions and of closures.
 _TIME_VARIABLES = frozenset({"t", "time", "end", "turn"})
 _FRAMES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Core.run", "Core._inside", "Core._call", "Core._execution", "Sequencer.run"), ()),
+    **dict.fromkeys(("Core._call", "Core._execution", "Sequencer.run"), ()),
     "Meeting.together": ("turn", "arrival"),
     "_Lookup.outcome": ("self", "changes"),
 }

@@ -68,4 +68,5 @@ class Addresses:
         within, core = divmod(core, self._cores)
         if within >= self._devices:
             raise SimulationError(f"core {core} of chip {chip} is meant, which it does not have")
-        return RemoteTarget(chip * self._devices + within, core, remote=True)
+        device = chip * self._devices + within
+        return RemoteTarget(device, core, remote=True, away=device != sender)

@@ -51,10 +51,10 @@ class Device:
         model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words, rounds=rounds)
         self.cores, self.dma, self.sparse_cores = model.cores, model.parts.dma, model.parts.sparse_cores
         self.communications = [Communications() for _ in words]
-        self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(
-            label, begin + self.skipped_cycles(core), end + self.skipped_cycles(core)
-        )
+        self.dma.waited = self._waited
         self.dma.largest, self.dma.first = around.largest, around.first
+        if len(self.cores) == 1 and not setup.sparse_programs:
+            self.dma.least_latency_cycles = min(self._latency, around.routes.least_latency_s * around.clock_hz)
 
     def start(self) -> None:
         who = self._around.name(self)
@@ -63,6 +63,10 @@ class Device:
 
     def skipped_cycles(self, core: int) -> int:
         return self.cores[core].skipped_cycles
+
+    def _waited(self, core: int, label: str, begin: int, end: int) -> None:
+        later = self.cores[core].skipped_cycles
+        self.communications[core].waited(label, begin + later, end + later)
 
     # ---- what programs ask for ----
 

@@ -34,10 +34,12 @@ Pipes = Sequence[HbmPipe]  # to HBM that a copy reads or writes, on the sender a
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """The copies of one device along one route: the first one's bytes are passing, the others wait."""
+    """The copies of one device along one route: the first one's bytes may be passing, the others wait."""
 
     route: Route
     copies: deque[tuple[float, Pipes, Ended]] = field(default_factory=deque)  # bytes, and the callback at the end
+    begins: deque[float] = field(default_factory=deque)  # when they can begin, in order
+    passing: bool = False
     sent_bytes: int = 0  # in all
     left_bytes: float = 0.0  # of the first
     rate: float = 0.0  # bytes a cycle
@@ -94,7 +96,13 @@ class Network:
         if stream is None:
             stream = self._streams[sender, route] = Stream(route)
         stream.sent_bytes += size_bytes
-        self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), pipes, ended))
+        at = len(stream.begins)
+        while at > stream.passing and stream.begins[at - 1] > time:
+            at -= 1
+        stream.begins.insert(at, time)
+        stream.copies.insert(at, (float(size_bytes), pipes, ended))
+        if not at:
+            self._begin_at(time, stream)
 
     def capacity(self, link: Link) -> float:
         """Return the bytes per cycle of a link."""
@@ -103,10 +111,12 @@ class Network:
             capacity = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
         return capacity
 
-    def _begin(self, time: float, stream: Stream, size_bytes: float, pipes: Pipes, ended: Ended) -> None:
-        stream.copies.append((size_bytes, pipes, ended))
-        if len(stream.copies) == 1:
-            stream.left_bytes, stream.since, stream.rate = size_bytes, time, 0.0
+    def _begin_at(self, time: float, stream: Stream) -> None:
+        self._schedule.at(time, lambda: self._begin(time, stream))
+
+    def _begin(self, time: float, stream: Stream) -> None:
+        if not stream.passing and stream.begins[0] == time:  # else another copy has been sent that begins before
+            stream.passing, stream.left_bytes, stream.since, stream.rate = True, stream.copies[0][0], time, 0.0
             self._join(time, stream)
 
     def _predict(self, stream: Stream) -> None:
@@ -118,17 +128,24 @@ class Network:
     def _end(self, time: float, stream: Stream, prediction: int) -> None:
         if prediction != stream.prediction:
             return
-        rate, begin = stream.rate, stream.since
-        stream.change_rate(time, 0.0)
-        size_bytes, _, ended = stream.copies.popleft()
+        begin, rate, copies = stream.since, stream.rate, stream.copies
+        size_bytes, pipes, ended = copies.popleft()
+        stream.begins.popleft()
+        for pipe in pipes:
+            pipe.serve_links(time, -rate)
         if self._spans:
             self._note(stream, begin, time, round(size_bytes))
-        if stream.copies:
-            stream.change_rate(time, rate)
-            stream.left_bytes, stream.since = stream.copies[0][0], time
+        if copies and stream.begins[0] <= time:
+            stream.left_bytes, pipes, _ = copies[0]
+            for pipe in pipes:
+                pipe.serve_links(time, rate)
+            stream.since = time
             self._predict(stream)
         else:
+            stream.passing, stream.rate = False, 0.0
             self._leave(time, stream)
+            if copies:
+                self._begin_at(stream.begins[0], stream)
         ended(time)
 
     def _note(self, stream: Stream, begin: float, end: float, size_bytes: int) -> None:

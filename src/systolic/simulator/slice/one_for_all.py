@@ -87,7 +87,8 @@ class OneForAll:
         core, remote = targets[0].core, targets[0].remote
         if any((target.core, target.remote) != (core, remote) for target in targets):
             raise DivergedError("devices send to different cores of devices")
-        return RemoteTarget(self._pattern(tuple(target.device for target in targets)) if remote else 0, core, remote)
+        pattern = self._pattern(tuple(target.device for target in targets)) if remote else 0
+        return RemoteTarget(pattern, core, remote, away=all(target.away for target in targets))
 
     def _pattern(self, devices: tuple[int, ...]) -> int:
         number = self._known.get(devices)

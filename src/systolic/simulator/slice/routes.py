@@ -45,6 +45,8 @@ class Routes:
         self._known: dict[tuple[int, int, str], Link] = {}
         self.devices = len(shape.devices)
         self.between = cache(self._between)
+        hops_s = [self._links.hop_s, *([self._links.die_hop_s or 0.0] if shape.devices_per_chip > 1 else [])]
+        self.least_latency_s = min(hops_s)  # between two devices
 
     def _between(self, source: int, target: int) -> Route:
         shape, constants = self._shape, self._links

@@ -34,6 +34,7 @@ class Surroundings(Protocol):
 
     schedule: Schedule
     clock_hz: float
+    routes: Routes
 
     def name(self, device: SliceDevice) -> str:
         """Name a device in messages."""

@@ -21,7 +21,7 @@ from systolic.simulator.translating.control_flow import dispatch
 BRANCH = "if jump:"  # the line of a block's code that branches
 # The methods of programs that it may call; see `simulator.device_detours`.
 _MAY_CALL = (
-    *("load", "store", "store_on_some", "own", "start", "wait", "add", "blocked"),
+    *("load", "store", "store_on_some", "own", "start", "wait", "early_wait", "add", "blocked"),
     *("operand", "parameter", "lap", "too_long"),
 )
 _MAX_BLOCKS = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.copies import CopyReader
@@ -64,7 +64,10 @@ class EventCode:
             cause = "copy" if kind == "wait for copy" else "semaphore"
             if _SPARSE_CORE_WAIT in instruction.comment:
                 return ["yield t", *until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
-            return [*turn, *until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
+            attempt = f"wait(t, {flag}, {granules}, {quoted(cause)})"
+            if self._remote is None:
+                return [*turn, *until(attempt, where), "t = r"]
+            return [*_before_turn(f"early_{attempt}", until(attempt, where)), "t = r"]
         if kind == "wait for value":
             flag, value = (self._own(text) for text in operands[:2])
             relation = quoted(instruction.opcode.split(".")[1])
@@ -94,10 +97,10 @@ class EventCode:
             )
             return [f"t = yield from call(t, {quoted(called.group(1))}, ({passed}))"]
         if kind == "copy":
-            return [*turn, *self._copy(instruction)]
+            return self._copy(instruction, turn)
         raise SimulationError(f"not understood: {instruction.text}")
 
-    def _copy(self, instruction: Instruction) -> list[str]:
+    def _copy(self, instruction: Instruction, turn: Sequence[str]) -> list[str]:
         operands = instruction.operands
         ends = self._copies.ends(instruction)
         run_bytes = self._copies.run_bytes(instruction)
@@ -107,11 +110,11 @@ class EventCode:
         is_general = instruction.traits.is_remote  # says itself to which device it goes
         if is_general and (ends.source, ends.destination) == ("smem", "hbm"):
             source, source_flag = self._operand(operands[0]), self._operand(operands[4])
-            return ["yield t", f"t = send_descriptor(t, {size}, {source}, {flag}, {source_flag})"]
+            return [*turn, "yield t", f"t = send_descriptor(t, {size}, {source}, {flag}, {source_flag})"]
         if is_general and self._remote is not None:
             return self._general(instruction, self._remote, f"{flag}, {size}, {between}, {pieces}", run_bytes == 0)
         source_flag = f", {self._operand(operands[4])}" if is_general and self._shared else ""
-        code = [f"t = start(t, {self._own(operands[3])}, {size}, {between}, {pieces}{source_flag})"]
+        code = [*turn, f"t = start(t, {self._own(operands[3])}, {size}, {between}, {pieces}{source_flag})"]
         # Copies to the host are lost; contents of copies from there are not known.
         if id(instruction) in self._followed and ends.destination != "host":
             source, destination = self._operand(operands[0]), self._operand(operands[0 if ends.source == "host" else 2])
@@ -125,4 +128,12 @@ class EventCode:
         followed = id(instruction) in self._followed
         places = f"({self._operand(source)}, {self._operand(destination)}, {contiguous})" if followed else "None"
         label = quoted(remote.label(instruction))
-        return [f"t = general(t, {copy}, {self._operand(source_flag)}, {self._operand(target)}, {places}, {label})"]
+        words = f"{copy}, {self._operand(source_flag)}, {self._operand(target)}, {places}, {label}"
+        if followed:
+            return ["yield t", f"t = general(t, True, {words})"]
+        return [*_before_turn(f"general(t, False, {words})", [f"r = general(t, True, {words})"]), "t = r"]
+
+
+def _before_turn(attempt: str, in_turn: Sequence[str]) -> list[str]:
+    """Make code that acts before the program's turn if that makes no difference: turns take most of the time."""
+    return [f"r = {attempt}", "if r is None:", "    yield t", *(f"    {line}" for line in in_turn)]

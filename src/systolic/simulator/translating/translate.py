@@ -268,7 +268,7 @@ class _Translator:
 # Attributes of the sequencer that a program calls.
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
-    *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
+    *("early_wait", "send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
     *("segment", "load", "store", "store_on_some", "own", "word", "operand", "parameter", "vector", "pushed"),
     *("call", "lap", "left", "too_long", "together", "apart", "next_round", "goes_on"),
 )
