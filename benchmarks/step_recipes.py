@@ -156,7 +156,6 @@ RECIPES = (
         parameters={"config": "llama3.1-8b", "batch": 3, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
         flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
         source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-8/README.md",
-        not_run=_LONG,
         differs="older compiler (jax 0.6.1)",
     ),
     Recipe(
