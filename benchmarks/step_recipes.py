@@ -204,8 +204,6 @@ RECIPES = (
         mesh={"fsdp": 4},
         parameters={"config": "deepseek2-16b", "batch": 24, "seq": 2048, "remat": "full", "one_hot": False},
         source=f"{_MAXTEXT}@e591f30cb:src/maxtext/configs/base.yml (use_iota_embed: false), models/deepseek2-16b.yml",
-        not_run="not executed to its end, which takes most of an hour: its devices send millions of copies; "
-        "6.00 s with one-hot lookup, which the recipe does not use",
         differs="older compiler (jax 0.7.2); tokens of each expert drawn at random, evenly",
     ),
     Recipe(
