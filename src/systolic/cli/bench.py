@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     "plot_file",
     type=WRITTEN_FILE,
     metavar="FILE.png",
-    help="Suites moe, loss, quantized and sparse: draw times over rows or density, for the product with the most rows.",
+    help="Suites moe, moe-layer, loss, quantized, sparse: draw times over rows or density, of what has most rows.",
 )
 @click.option(
     "--strict",

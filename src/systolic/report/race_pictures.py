@@ -93,11 +93,28 @@ def _losses(rows: Sequence[BenchRow]) -> Picture:
     return Picture(title=title, x_title="tokens", points=tuple(points))
 
 
+def _layers_of_experts(rows: Sequence[BenchRow]) -> Picture:
+    """Draw the layer with most rows: all times over tokens, and the limit."""
+    layer = _most(rows, _without_tokens)
+    shown = [row for row in rows if _without_tokens(row) == layer]
+    points: list[TimePoint] = []
+    for row in shown:
+        tokens, peers = row.case.m or 0, {peer.name: peer.time_us for peer in row.peers}
+        points += _times(tokens, {"systolic": row.ours_us, "XLA": row.xla_repeated_us} | peers, panel=row.case.chip)
+        points += _times(tokens, {"limit": row.limits.model_us}, panel=row.case.chip, dashed=True)
+    return Picture(title=f"{layer[0]} of experts", x_title="tokens", points=tuple(points))
+
+
+def _without_tokens(row: BenchRow) -> tuple[str]:
+    return (row.case.name.rpartition(" ")[0],)
+
+
 PICTURES: dict[str, Callable[[Sequence[BenchRow]], Picture]] = {
     "moe": _grouped,
     "quantized": _quantized,
     "sparse": _sparse,
     "loss": _losses,
+    "moe-layer": _layers_of_experts,
 }
 
 

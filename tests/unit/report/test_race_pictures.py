@@ -73,6 +73,24 @@ def test_losses_over_tokens_beside_xla() -> None:
     assert "151936" in chart.title
 
 
+def test_layers_of_experts_over_tokens_below_xla_and_above_the_limit() -> None:
+    rows = [
+        row("moe-layer", "qwen3-30b layer", chip, m, 3.0, xla_us=6.0, model_hbm_us=2.0, model_mxu_us=1.0)
+        for chip in ("v6e", "v7x")
+        for m in (128, 2048)
+    ]
+    of_another_layer = row("moe-layer", "mixtral-8x7b layer", "v6e", 128, 9.0)
+    chart = picture([of_another_layer, *rows])
+    assert chart is not None
+    assert [(point.time_us, point.series, point.dashed) for point in chart.points if point.x == 128] == [
+        (3.0, "systolic", False),
+        (6.0, "XLA", False),
+        (2.0, "limit", True),
+    ] * 2
+    assert {point.panel for point in chart.points} == {"v6e", "v7x"}
+    assert chart.title == "qwen3-30b layer of experts"
+
+
 def test_nothing_to_draw() -> None:
     assert picture([row("square", "square", "v5e", 512, 1.0)]) is None
     assert picture([row("sparse", "mask", "v5e", 512, 1.0)]) is None
