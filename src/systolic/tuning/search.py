@@ -154,9 +154,9 @@ class Search(Generic[ConfigT]):
 
     def _take(self, trial: Trial, *, keeps: bool) -> None:
         self.compiled += trial.tried is not None
+        self._learn(trial)  # first, so that Ctrl-C leaves none that is kept and not shown
         if keeps:
             self.store.keep(self.subject, trial)
-        self._learn(trial)
         self.watcher.tried(trial, self.best())
 
     def _ended(self, under_way: Iterable[Running]) -> list[Running]:
