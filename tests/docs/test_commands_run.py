@@ -96,7 +96,7 @@ NOT_RUN = {
     "python benchmarks/sharded_functions.py": "seventy-five functions on each of four chips: half an hour",
     "python benchmarks/ring_products.py": "eight products by three programs on eight chips: half an hour",
     "systolic run examples/train_sharded.py": "JAX has one device in this process; test_run_command.py starts another",
-    "systolic bench --suite moe-layer": "fifty-two layers of experts, also over eight devices: hours",
+    "systolic bench --suite moe-layer": "sixty layers of experts, also over eight devices: hours",
     "python benchmarks/ring_mlp.py": "an MLP and its gradients by five programs on eight chips: half an hour",
     "python benchmarks/public_gather.py": "needs tpu-inference; six products by four programs: half an hour",
     "python benchmarks/ragged_all_to_all.py": "two exchanges by three programs on eight chips: ten minutes",

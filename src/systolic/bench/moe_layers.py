@@ -20,6 +20,8 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
     ("qwen3-235b", 4096, 1536, 128, 8),
     ("gpt-oss-120b", 2880, 2880, 128, 4),
     ("deepseek-v3", 7168, 2048, 256, 8),
+    ("qwen3-coder-480b", 6144, 2560, 160, 8),
+    ("ling-2.6-flash", 4096, 1024, 256, 8),
 )
 TOKENS = (128, 512, 2048, 8192)
 SUITE = "moe-layer"
