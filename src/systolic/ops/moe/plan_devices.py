@@ -70,7 +70,7 @@ def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
         form += "; kernels on the ring do not quantize rows"
     if ring is not None:
         gather_us /= ring.slabs
-        why = f"the first {ring.columns:,} columns of all devices' tokens, while their choices are sorted"
+        why = f"the first {ring.columns:,} columns of all devices' tokens, while choices are sorted and weights arrive"
         parts = [*gate_up[:-1], _on_ring(ring_spec, ring, chip)]
         form = f"tokens travel {ring.columns:,} columns at a time round the ring of a mesh that is set, in products"
     scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)

@@ -83,11 +83,11 @@ def test_sums_that_do_not_fit_say_why() -> None:
             ScatterSchedule.of(spec_of(tokens), devices, chip)
 
 
-@pytest.mark.parametrize(("tokens", "columns"), [(4096, 512), (2048, 512)])
-def test_tiles_of_columns_are_narrow_where_links_are_slow(tokens: int, columns: int) -> None:
+@pytest.mark.parametrize(("devices", "tokens", "columns"), [(8, 4096, 512), (8, 2048, 512), (2, 4096, 1024)])
+def test_tiles_of_columns_are_narrow_where_links_have_much_to_carry(devices: int, tokens: int, columns: int) -> None:
     floats = MatrixForm(dtype="bfloat16")
     spec = RingProductsSpec(
-        devices=8,
+        devices=devices,
         tokens=tokens,
         choices=8 * tokens,
         experts=16,

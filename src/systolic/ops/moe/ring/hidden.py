@@ -1,6 +1,7 @@
 """The activated products of all devices' tokens with this device's experts, which begin while tokens travel.
 
-The first slab of columns goes round the ring by copies of XLA's while choices are sorted; a kernel sends the others.
+The first slab of columns begins its way round the ring by copies of XLA's while choices are sorted. A kernel sends it
+on while its first weights arrive, and sends the other slabs.
 """
 
 from __future__ import annotations
