@@ -2,9 +2,10 @@
 
 XLA's program gathers all tokens on each device, multiplies the rows of the device's experts by `jax.lax.ragged_dot`,
 and adds them up by a reduce-scatter of bfloat16. It has two forms: each token gathers the results of its choices, or
-results are added to their tokens, which XLA does row by row. Quantized experts take the first, the faster one with
-bfloat16 experts, and multiply in each of the forms that they have on one device. XLA's program is given the sizes of
-groups of the device with the most rows, and room for no more rows, which it would have to leave for all tokens.
+results are added to their tokens, which XLA does row by row. Quantized experts take the first, whose time rests on no
+assumption about the places of results, and multiply in each of the forms that they have on one device. XLA's program is
+given the sizes of groups of the device with the most rows, and room for no more rows, which it would have to leave for
+all tokens.
 """
 
 from __future__ import annotations
