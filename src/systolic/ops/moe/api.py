@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
     from systolic.ops.engine.backend import Implementation
-    from systolic.ops.moe.forms import DeviceForm
+    from systolic.ops.moe.forms import ChipForm, DeviceForm
     from systolic.ops.quantized.array import Quantized
 
 
@@ -36,7 +36,7 @@ def moe(
     capacity: int | None = None,
     quantize_lhs: DTypeLike | None = None,
     axis_name: str | None = None,
-    form: DeviceForm | None = None,
+    form: ChipForm | DeviceForm | None = None,
     precision: Any = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
@@ -85,7 +85,7 @@ def moe(
     from systolic.ops.matmul import matmul
     from systolic.ops.moe.arguments import canonical
     from systolic.ops.moe.forms import require_form
-    from systolic.ops.moe.layer import Experts, experts_sum, over_devices
+    from systolic.ops.moe.layer import Experts, on_one_device, over_devices
     from systolic.ops.moe.weights import checked
     from systolic.ops.quantized.arguments import is_quantized
     from systolic.spec import SpecError
@@ -115,7 +115,7 @@ def moe(
     expert_options = {**options, "quantize_lhs": quantize_lhs}
     with jax.named_scope("moe"):
         if axis_name is None:
-            out = experts_sum(call, experts, activation, expert_options)
+            out = on_one_device(call, experts, activation, expert_options, form)
         else:
             out = over_devices(call, experts, axis_name, activation, expert_options, form)
         if shared is not None:

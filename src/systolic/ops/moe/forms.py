@@ -29,6 +29,9 @@ _PADDED_CYCLES = 5
 # Source: simulated on v6e with 2,048 tokens of Qwen3-30B, whose 64 MiB XLA does keep in VMEM of 128 MiB.
 SHARE_OF_VMEM = 0.5
 
+# Ways to bring rows of tokens to experts on one device, and their results back.
+ChipForm = Literal["fused", "sorted"]
+CHIP_FORMS: tuple[ChipForm, ...] = get_args(ChipForm)
 # Ways to bring tokens of all devices to the experts of each.
 DeviceForm = Literal["all-gather", "all-to-all"]
 DEVICE_FORMS: tuple[DeviceForm, ...] = get_args(DeviceForm)
@@ -50,11 +53,14 @@ class Form:
 
 
 def require_form(form: str, *, over: str | None) -> None:
-    """Raise SpecError for an unknown form of a layer over devices, and for one that is `over` no devices."""
-    if form not in DEVICE_FORMS:
-        raise SpecError(f"{unknown_name('form=', form, DEVICE_FORMS)}, or leave it out")
-    if not over:
-        raise SpecError(f"form={form!r} is of a layer over several devices; leave it out on one")
+    """Raise SpecError for an unknown form of a layer, which is `over` devices or on one."""
+    forms = DEVICE_FORMS if over else CHIP_FORMS
+    if form in forms:
+        return
+    if form in (*DEVICE_FORMS, *CHIP_FORMS):
+        where = "on one device; over several" if over else "over several devices; on one"
+        raise SpecError(f"form={form!r} is of a layer {where}, use one of {', '.join(forms)}, or leave it out")
+    raise SpecError(f"{unknown_name('form=', form, forms)}, or leave it out")
 
 
 @functools.lru_cache(maxsize=1024)

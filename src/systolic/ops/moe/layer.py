@@ -17,7 +17,8 @@ from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.all_to_all.layer import sum_by_all_to_all
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp, product
-from systolic.ops.moe.forms import DeviceForm
+from systolic.ops.moe.forms import ChipForm, DeviceForm
+from systolic.ops.moe.fused.layer import FusedLayer
 from systolic.ops.moe.permuting import Summing, spread
 from systolic.ops.moe.plan import faster_form
 from systolic.ops.moe.ring.gathering import spread_of_all_devices
@@ -62,6 +63,34 @@ def experts_sum(
         results = mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
         return combined_over_devices(summing, axis, results, call.weights, choices)
+
+
+def on_one_device(
+    call: Call, experts: Experts, activation: Any, options: dict[str, Any], form: ChipForm | None
+) -> Array:
+    """Return the sum for all tokens, by the form that `plan_moe` chooses, where the kernels of both can run."""
+    fused = _fused_layer(call, experts, options) if form != "sorted" else None
+    if fused is None:
+        return experts_sum(call, experts, activation, options)
+
+    def in_order(operands: Any) -> Array:
+        arrays, experts = operands
+        return experts_sum(replace(call, **arrays), experts, activation, options)
+
+    def by_kernels(operands: Any) -> Array:
+        arrays, experts = operands
+        return fused.sum(replace(call, **arrays), experts, activation)
+
+    def run(operands: Any) -> Array:
+        return one_at_a_time(lambda operands: dispatched(fused.backend, by_kernels, in_order, operands), operands)
+
+    arrays = {name: getattr(call, name) for name in ("x", "ids", "weights")}
+    return fused_after_sum(run, in_order, True, (arrays, experts))
+
+
+def _fused_layer(call: Call, experts: Experts, options: dict[str, Any]) -> FusedLayer | None:
+    backend = backend_of(options["implementation"], options["chip"], None)
+    return None if options["quantize_lhs"] is not None else FusedLayer.of(backend, call, experts)
 
 
 def over_devices(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from systolic.chips import Chip
 from systolic.ops.grouped.spec import reads_codes, shared_columns
+from systolic.ops.moe.blocks import ExpertsSpec
 from systolic.ops.moe.forms import combine_form, exchange_form, scatter_form, spread_form
+from systolic.ops.moe.matrices import MatrixForm
 from systolic.ops.moe.plan_parts import MoePart, moved, product_parts
-from systolic.ops.moe.ring.matrices import MatrixForm
-from systolic.ops.moe.ring.products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
+from systolic.ops.moe.ring.products import RingProductsSchedule, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.moe.wire import ring_us
@@ -53,7 +54,7 @@ def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
     ]
     gather_us = ring_us(sums, spec.devices, chip) / _GATHER_SHARE
     why = "tokens of all devices, while their choices are sorted"
-    ring_spec = RingProductsSpec(
+    ring_spec = ExpertsSpec(
         devices=spec.devices,
         tokens=spec.m,
         choices=rows,
@@ -100,7 +101,7 @@ def _of_codes(form: MatrixForm) -> str:
     return "" if form.block is None else f"codes of {form.dtype} are read as they are stored; "
 
 
-def _on_ring(spec: RingProductsSpec, schedule: RingProductsSchedule, chip: Chip) -> MoePart:
+def _on_ring(spec: ExpertsSpec, schedule: RingProductsSchedule, chip: Chip) -> MoePart:
     why = (
         f"{_of_codes(spec.matrices)}tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of "
         f"{schedule.panel:,} rows stay in VMEM: weights are read once for so many rows"
@@ -108,7 +109,7 @@ def _on_ring(spec: RingProductsSpec, schedule: RingProductsSchedule, chip: Chip)
     return MoePart(name="gate and up", by="a kernel", why=why, time_us=schedule.time_us(spec, chip))
 
 
-def _with_sums(spec: RingProductsSpec, schedule: ScatterProductsSchedule, chip: Chip, links_us: float) -> MoePart:
+def _with_sums(spec: ExpertsSpec, schedule: ScatterProductsSchedule, chip: Chip, links_us: float) -> MoePart:
     why = (
         f"{_of_codes(spec.down)}sums of {schedule.columns:,} columns are sent round the ring while the next ones are "
         "multiplied"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from systolic.chips import CHIPS
-from systolic.ops.moe.ring.matrices import MatrixForm
-from systolic.ops.moe.ring.products import RingProductsSpec, ScatterProductsSchedule, small_rows
+from systolic.ops.moe.blocks import ExpertsSpec, small_rows
+from systolic.ops.moe.matrices import MatrixForm
+from systolic.ops.moe.ring.products import ScatterProductsSchedule
 from systolic.ops.moe.ring.schedule import MAX_ARRIVALS, WAYS, Field, ScatterSchedule
 from systolic.ops.moe.schedule import CombineSpec
 from systolic.schedule import IllegalTilesError
@@ -86,7 +87,7 @@ def test_sums_that_do_not_fit_say_why() -> None:
 @pytest.mark.parametrize(("devices", "tokens", "columns"), [(8, 4096, 512), (8, 2048, 512), (2, 4096, 1024)])
 def test_tiles_of_columns_are_narrow_where_links_have_much_to_carry(devices: int, tokens: int, columns: int) -> None:
     floats = MatrixForm(dtype="bfloat16")
-    spec = RingProductsSpec(
+    spec = ExpertsSpec(
         devices=devices,
         tokens=tokens,
         choices=8 * tokens,
@@ -109,5 +110,5 @@ def test_tiles_of_columns_are_narrow_where_links_have_much_to_carry(devices: int
 def test_half_of_the_hops_of_the_first_slab_are_before_the_kernel(devices: int, early: int) -> None:
     floats = MatrixForm(dtype="bfloat16")
     sizes = {"tokens": 4096, "choices": 8192, "experts": 4, "d": 1024, "f": 512, "products": 2}
-    spec = RingProductsSpec(devices=devices, dtype="bfloat16", matrices=floats, down=floats, **sizes)
+    spec = ExpertsSpec(devices=devices, dtype="bfloat16", matrices=floats, down=floats, **sizes)
     assert spec.early_hops == early

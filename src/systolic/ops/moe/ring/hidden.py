@@ -23,14 +23,16 @@ from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.grouped.codes import Weights, weights_of
+from systolic.ops.moe.blocks import ROW_TILE, ExpertsSpec
 from systolic.ops.moe.experts import Experts
+from systolic.ops.moe.matrices import MatrixForm
 from systolic.ops.moe.permuting import tokens_of_rows
 from systolic.ops.moe.ring.gathering import hops_round_the_ring, of_device, round_the_ring
 from systolic.ops.moe.ring.kernel.products import ring_products
 from systolic.ops.moe.ring.kernel.scatter_products import scatter_products
-from systolic.ops.moe.ring.matrices import MatrixForm
-from systolic.ops.moe.ring.products import ROW_TILE, RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
+from systolic.ops.moe.ring.products import RingProductsSchedule, ScatterProductsSchedule
 from systolic.ops.moe.routing import Sorted
+from systolic.ops.moe.row_operands import in_whole_registers, sum_operands, table_of_experts
 from systolic.schedule.legality import LANES
 from systolic.schedule.vmem import vmem_limit
 
@@ -47,7 +49,7 @@ class RingHidden:
     chip: Chip
     axis: str
     ring: tuple[int, ...]
-    spec: RingProductsSpec
+    spec: ExpertsSpec
     schedule: RingProductsSchedule
 
     @classmethod
@@ -61,7 +63,7 @@ class RingHidden:
             return None
         count, d, f = experts.gate.shape
         first, down = jax.eval_shape(functools.partial(stored, chip), experts, x)
-        spec = RingProductsSpec(
+        spec = ExpertsSpec(
             devices=len(ring),
             tokens=len(ring) * x.shape[0],
             choices=choices,
@@ -150,13 +152,8 @@ class RingHidden:
         schedule = self._sum_schedule
         if schedule is None:
             return None
-        tokens = choices.order // self._top_k
-        words = tokens // SUBLANES * (schedule.registers * SUBLANES) + tokens % SUBLANES
-        # Rows after an expert's last are multiplied by zeros, so that no infinite weight may be theirs.
-        factors = jnp.where(jnp.arange(weights.size) < choices.sizes.sum(), weights, 0)
-        words, factors = (jnp.pad(array, (0, schedule.rows[0])) for array in (words, factors))
-        sizes, rows = choices.sizes, in_whole_registers(choices).sizes
-        experts = jnp.stack([jnp.cumsum(sizes) - sizes, jnp.cumsum(rows) - rows, sizes])
+        words, factors = sum_operands(weights, choices, self._top_k, schedule.registers, schedule.rows[0])
+        experts = table_of_experts(choices.sizes)
         ring = jnp.asarray(self.ring, jnp.int32)
         table = of_device(self.axis, schedule.scatter.table(self.ring)[np.argsort(self.ring)])
         return experts, words, factors, table, ring
@@ -198,13 +195,3 @@ def stored(chip: Chip, experts: Experts, x: Array) -> tuple[Weights, Weights]:
     """Return gate and up, and down, as kernels read them next to x: codes that they do not read are dequantized."""
     weights = functools.partial(weights_of, lhs=x, transpose_rhs=False, side_by_side=False, chip=chip)
     return weights(experts.gate, experts.up), weights(experts.down, None)
-
-
-def in_whole_registers(choices: Sorted) -> Sorted:
-    """Return choices whose experts have whole registers of rows: the last rows of an expert are of no choice."""
-    experts = choices.counts.shape[1]
-    padding = -choices.sizes % ROW_TILE
-    before = jnp.cumsum(jnp.append(padding, 0)) - jnp.append(padding, 0)
-    is_expert = choices.ids[:, None] == jnp.arange(experts + 1)
-    place = choices.place + jnp.where(is_expert, before, 0).sum(1)
-    return choices._replace(place=place, counts=jnp.concatenate([choices.counts, padding[None]]))

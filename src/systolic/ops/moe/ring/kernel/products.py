@@ -25,10 +25,13 @@ from systolic.kernels.epilogue import Fn
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.packed_rows import SUBLANES, PackedRows, in_tiles
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
+from systolic.ops.moe.blocks import STAGES, ExpertsSpec
+from systolic.ops.moe.kernel.collected_rows import CollectedRows
+from systolic.ops.moe.kernel.stages import Stages
+from systolic.ops.moe.kernel.stored_weights import scale_scratch
 from systolic.ops.moe.ring.kernel.slab_products import Expert, SlabProducts
-from systolic.ops.moe.ring.kernel.stored_weights import scale_scratch
 from systolic.ops.moe.ring.kernel.tokens import Travel
-from systolic.ops.moe.ring.products import STAGES, RingProductsSchedule, RingProductsSpec
+from systolic.ops.moe.ring.products import RingProductsSchedule
 from systolic.schedule.legality import LANES
 
 
@@ -71,7 +74,7 @@ def ring_products(
     axis_name: str,
     collective_id: int,
     activation: Fn | None,
-    spec: RingProductsSpec,
+    spec: ExpertsSpec,
     schedule: RingProductsSchedule,
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
@@ -102,12 +105,12 @@ def ring_products(
         out_shape=shape_with_mesh_axes((spec.rows, spec.f), dtype, [x, *matrices]),
         scratch_shapes=[
             tokens.scratch,
-            pltpu.VMEM((large * schedule.columns // 2 // LANES, LANES), jnp.int32),
+            CollectedRows.scratch(large, schedule.columns),
             pltpu.VMEM((schedule.weight_slots, spec.products, schedule.columns, spec.f), arrays[0].dtype),
             *scale_scratch(schedule.buffers),
             pltpu.VMEM((spec.products, schedule.panel + large, spec.f), jnp.float32),
             pltpu.VMEM((STAGES, large, spec.f), dtype),
-            pltpu.SMEM((1 + STAGES,), jnp.int32),
+            Stages.stored_scratch(),
             pltpu.SemaphoreType.DMA,
             pltpu.SemaphoreType.DMA((schedule.slabs,)),
             pltpu.SemaphoreType.DMA((schedule.weight_slots,)),
@@ -130,7 +133,7 @@ def ring_products(
 
 def _kernel(
     axis_name: str,
-    spec: RingProductsSpec,
+    spec: ExpertsSpec,
     schedule: RingProductsSchedule,
     tokens: PackedRows,
     activation: Fn | None,
@@ -144,7 +147,7 @@ def _kernel(
     )
     steps = panels * (schedule.slabs * spec.experts)
     weights = products.weights_ring
-    refs.stored[0] = jnp.int32(0)
+    products.stages.begin()
     travel.first_slab(lambda copy: copy.start())
     weights.fill(steps)
     pl.loop(1, schedule.slabs)(lambda slab: travel.own(slab, lambda copy: copy.start()))
@@ -166,6 +169,6 @@ def _kernel(
         return carry
 
     lax.fori_loop(0, steps, step, None)
-    products.end()
+    products.stages.end()
     travel.end(0, spec.early_hops)
     pl.loop(1, schedule.slabs)(travel.end)

@@ -22,8 +22,8 @@ from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import Walk
-from systolic.ops.moe.ring.kernel.stored_weights import scale_scratch
-from systolic.ops.moe.ring.kernel.summed_products import Block, SummedProducts
+from systolic.ops.moe.kernel.stored_weights import scale_scratch
+from systolic.ops.moe.kernel.summed_products import Block, SummedProducts
 from systolic.ops.moe.ring.kernel.sums import Sends
 from systolic.ops.moe.ring.products import SUM_STAGES, ScatterProductsSchedule
 from systolic.ops.moe.ring.schedule import WAYS

@@ -6,15 +6,18 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.epilogue import Fn, apply_epilogue
-from systolic.kernels.packed_rows import SUBLANES, PackedRows
+from systolic.kernels.packed_rows import PackedRows
 from systolic.kernels.ring import Act, Ring
-from systolic.ops.moe.ring.kernel.stored_weights import StoredWeights
-from systolic.ops.moe.ring.products import ROW_TILE, STAGES, RingProductsSchedule, RingProductsSpec, small_rows
+from systolic.ops.moe.blocks import ROW_TILE, ExpertsSpec, small_rows
+from systolic.ops.moe.kernel.collected_rows import CollectedRows
+from systolic.ops.moe.kernel.stages import Stages
+from systolic.ops.moe.kernel.stored_weights import StoredWeights
+from systolic.ops.moe.ring.products import RingProductsSchedule
 from systolic.schedule.legality import LANES
 
 
@@ -37,13 +40,14 @@ class SlabProducts:
     def __init__(
         self,
         refs: Any,
-        spec: RingProductsSpec,
+        spec: ExpertsSpec,
         schedule: RingProductsSchedule,
         tokens: PackedRows,
         activation: Fn | None,
     ) -> None:
-        self._refs, self._spec, self._schedule, self._tokens = refs, spec, schedule, tokens
-        self._activation = activation
+        self._refs, self._spec, self._schedule, self._activation = refs, spec, schedule, activation
+        self._rows = CollectedRows(refs.rows, tokens, refs.codes)
+        self.stages = Stages(refs.stages, refs.out, refs.stored, refs.stages_sem)
         scales = refs.slab_scales, refs.column_scales
         self._weights = StoredWeights(spec.matrices, spec.dtype, refs.weights, *scales)
 
@@ -52,7 +56,7 @@ class SlabProducts:
         slab = lax.div(number, experts)
         return _Step(lax.div(slab, slabs), lax.rem(slab, slabs), lax.rem(number, experts))
 
-    def _rows(self, at: _Step) -> tuple[Any, Any]:
+    def _rows_of(self, at: _Step) -> tuple[Any, Any]:
         """Return the first row of an expert in a panel, and the number of them."""
         first, table, panel = at.panel * self._schedule.panel, self._refs.experts, self._schedule.panel
         begin = jnp.maximum(table[Expert.BEGIN, at.expert], first)
@@ -66,7 +70,7 @@ class SlabProducts:
             at = self.at(number)
             slot = lax.rem(number, jnp.int32(self._schedule.weight_slots))
             rows = pl.ds(pl.multiple_of(at.slab * columns, columns), columns)
-            has_rows = self._rows(at)[1] > 0
+            has_rows = self._rows_of(at)[1] > 0
             for product, matrices in enumerate(refs.matrices):
                 copy = pltpu.make_async_copy(
                     matrices.at[at.expert, rows, :], refs.weights.at[slot, product], refs.weights_sem.at[slot]
@@ -82,7 +86,7 @@ class SlabProducts:
     def add(self, at: _Step, slot: Any) -> None:
         """Add the products of an expert's rows of a slab; of the last slab, store the result."""
         large, small = self._schedule.rows
-        begin, size = self._rows(at)
+        begin, size = self._rows_of(at)
         pl.when(size > 0)(lambda: self._weights.spread_scales(slot, 0))
         others = size - small_rows(self._schedule.rows)
         count = lax.div(jnp.maximum(others + large - 1, 0), jnp.int32(large))
@@ -101,7 +105,8 @@ class SlabProducts:
     def _block(self, at: _Step, slot: Any, row: Any, used: Any, rows: int) -> None:
         refs, spec, schedule, width = self._refs, self._spec, self._schedule, self._schedule.block_columns
         used = pl.multiple_of(used, ROW_TILE)
-        self._collect(at.slab, refs.experts[Expert.CODE, at.expert] + row - refs.experts[Expert.BEGIN, at.expert], used)
+        code = refs.experts[Expert.CODE, at.expert] + row - refs.experts[Expert.BEGIN, at.expert]
+        self._rows.collect(refs.tokens, at.slab, code, used)
         place = pl.multiple_of(row - at.panel * schedule.panel, ROW_TILE)
         # Later rows of the block are of the next expert.
         is_used = lax.broadcasted_iota(jnp.int32, (rows, width), 0) < used
@@ -109,7 +114,7 @@ class SlabProducts:
         def on_columns(number: Any) -> None:
             columns = pl.ds(pl.multiple_of(number * width, width), width)
             for product in range(spec.products):
-                total = self._weights.product(functools.partial(self._collected, rows), slot, product, columns)
+                total = self._weights.product(functools.partial(self._rows.columns, rows), slot, product, columns)
                 before = refs.sums[product, pl.ds(place, rows), columns]
                 total += jnp.where(at.slab == 0, jnp.zeros_like(before), before)
                 refs.sums[product, pl.ds(place, rows), columns] = jnp.where(is_used, total, before)
@@ -117,35 +122,8 @@ class SlabProducts:
         pl.loop(0, spec.f // width)(on_columns)
         pl.when(at.slab == schedule.slabs - 1)(lambda: self._store(row, place, used, rows))
 
-    def _collect(self, slab: Any, code: Any, rows: Any) -> None:
-        """Copy the rows of a block together."""
-        refs, registers = self._refs, self._tokens.registers
-
-        def tile(number: Any, carry: None) -> None:
-            codes = [refs.codes[code + number * ROW_TILE + row] for row in range(ROW_TILE)]
-            for word, words in enumerate(self._tokens.packed(refs.tokens, slab, codes)):
-                for at, register in enumerate(words):
-                    first = (number * registers + at * SUBLANES) * SUBLANES + word
-                    refs.rows[pl.ds(first, register.shape[0], stride=SUBLANES), :] = register
-            return carry
-
-        lax.fori_loop(0, lax.div(rows, jnp.int32(ROW_TILE)), tile, None)
-
-    def _collected(self, rows: int, first: int, columns: int) -> Array:
-        """Return columns of a block's rows."""
-        registers, dtype = self._tokens.registers, jnp.dtype(self._spec.dtype)
-
-        def tile(number: int) -> Array:
-            begin = number * registers + first // LANES
-            firsts = range(begin * SUBLANES, (begin + columns // LANES) * SUBLANES, SUBLANES)
-            return jnp.concatenate([pltpu.bitcast(self._refs.rows[pl.ds(at, SUBLANES), :], dtype) for at in firsts], 1)
-
-        return jnp.concatenate([tile(number) for number in range(rows // ROW_TILE)])
-
     def _store(self, row: Any, place: Any, used: Any, rows: int) -> None:
-        refs, spec, number = self._refs, self._spec, self._refs.stored[0]
-        stage = lax.rem(number, jnp.int32(STAGES))
-        pl.when(number >= STAGES)(lambda: self._departure(stage, 0, refs.stored[1 + stage]).wait())
+        refs, spec, stage = self._refs, self._spec, self.stages.reserve()
 
         def on_columns(number: Any) -> None:
             columns = pl.ds(pl.multiple_of(number * LANES, LANES), LANES)
@@ -155,16 +133,4 @@ class SlabProducts:
             )
 
         pl.loop(0, spec.f // LANES)(on_columns)
-        self._departure(stage, row, used).start()
-        refs.stored[1 + stage] = used
-        refs.stored[0] = number + 1
-
-    def _departure(self, stage: Any, begin: Any, rows: Any) -> Any:
-        refs, rows = self._refs, pl.multiple_of(rows, ROW_TILE)
-        target = refs.out.at[pl.ds(pl.multiple_of(begin, ROW_TILE), rows), :]
-        return pltpu.make_async_copy(refs.stages.at[stage, pl.ds(0, rows), :], target, refs.stages_sem.at[stage])
-
-    def end(self) -> None:
-        for stage in range(STAGES):
-            wait = functools.partial(self._departure, stage, 0, self._refs.stored[1 + stage])
-            pl.when(self._refs.stored[0] > stage)(lambda wait=wait: wait().wait())
+        self.stages.send(stage, row, used)

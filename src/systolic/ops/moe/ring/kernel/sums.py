@@ -13,13 +13,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
+from systolic.ops.moe.kernel.rounded_sums import round_sums
 from systolic.ops.moe.ring.products import SUM_STAGES, ScatterProductsSchedule
 from systolic.ops.moe.ring.schedule import WAYS, Field
-from systolic.schedule.legality import LANES
 
-_ROUNDED_ROWS = 64  # in one piece of code
 _OWN_AFTER = 12  # sends of the next tile, while the last sums of neighbors arrive
 
 
@@ -89,28 +87,11 @@ class Sends:
                 target, sems = refs.arrivals.at[place], (refs.send_sem.at[0], refs.recv_sem.at[place])
                 self._walk.copy_on(refs.stages.at[0], target, *sems, 0).wait_recv()
 
-        self._round(lax.rem(tile, 2), refs.table[send, Field.BLOCK], stage, places)
+        first_token = refs.table[send, Field.BLOCK] * schedule.scatter.combine.tokens
+        arrivals = [refs.arrivals.at[place] for place in places]
+        round_sums(refs.sums.at[lax.rem(tile, 2)], first_token, refs.stages.at[stage], arrivals)
         sent, way = refs.table[send, Field.SENT], refs.table[send, Field.WAY]
         for direction in DIRECTIONS:
             is_sent = (sent >= 0) & (way == direction)
             pl.when(is_sent)(lambda direction=direction: self._sent(number, direction).start())
         pl.when(sent < 0)(lambda: self._own(number).start())
-
-    def _round(self, parity: Any, block: Any, stage: Any, places: list[Any]) -> None:
-        """Round the sums of a piece, with what has arrived, and set them to zero for the tile after the next."""
-        refs, registers, tokens = self._refs, self._schedule.registers, self._schedule.scatter.combine.tokens
-
-        def eight(number: Any) -> None:
-            rows = pl.ds(pl.multiple_of(number * SUBLANES, SUBLANES), SUBLANES)
-            first = (block * tokens + number * SUBLANES) * registers
-            words = [
-                pl.ds(pl.multiple_of(first + register * SUBLANES, SUBLANES), SUBLANES) for register in range(registers)
-            ]
-            total = jnp.concatenate([refs.sums[parity, part, :] for part in words], axis=1)
-            for place in places:
-                total += refs.arrivals[place, rows, :].astype(jnp.float32)
-            refs.stages[stage, rows, :] = total.astype(refs.stages.dtype)
-            for part in words:
-                refs.sums[parity, part, :] = jnp.zeros((SUBLANES, LANES), jnp.float32)
-
-        pl.loop(0, tokens // SUBLANES, unroll=_ROUNDED_ROWS // SUBLANES)(eight)

@@ -13,13 +13,13 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.packed_rows import SUBLANES, PackedRows
 from systolic.kernels.ring import Act
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.ring.products import RingProductsSpec
+from systolic.ops.moe.blocks import ExpertsSpec
 
 
 class Travel:
     """The tokens of all devices, slab by slab: half of the opposite device's come each way."""
 
-    def __init__(self, refs: Any, spec: RingProductsSpec, tokens: PackedRows, walk: Walk) -> None:
+    def __init__(self, refs: Any, spec: ExpertsSpec, tokens: PackedRows, walk: Walk) -> None:
         self._refs, self._tokens, self.walk = refs, tokens, walk
         self.hops, self._early_hops = spec.hops, spec.early_hops
         self._here = spec.tokens // spec.devices // SUBLANES  # tiles of a device

@@ -15,8 +15,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.kernels.ring import Act, Ring
-from systolic.ops.moe.ring.kernel.stored_weights import StoredWeights
-from systolic.ops.moe.ring.products import ROW_TILE, ScatterProductsSchedule, small_rows
+from systolic.ops.moe.blocks import ROW_TILE, small_rows
+from systolic.ops.moe.kernel.stored_weights import StoredWeights
+from systolic.ops.moe.sum_tiles import SumTiles
 from systolic.schedule.legality import LANES
 
 
@@ -40,7 +41,7 @@ class Block:
 
 
 class SummedProducts:
-    def __init__(self, refs: Any, schedule: ScatterProductsSchedule, repeats: bool) -> None:
+    def __init__(self, refs: Any, schedule: SumTiles, repeats: bool) -> None:
         self._refs, self._schedule, self._repeats = refs, schedule, repeats
         scales = refs.tile_scales, refs.column_scales
         self._weights = StoredWeights(schedule.down, schedule.dtype, refs.weights, *scales)

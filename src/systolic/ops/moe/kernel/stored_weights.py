@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.launch import vmem_shapes
 from systolic.kernels.registers import spread_over_registers
 from systolic.kernels.ring import Act
-from systolic.ops.moe.ring.matrices import MatrixForm
+from systolic.ops.moe.matrices import MatrixForm
 
 
 def scale_scratch(buffers: Any) -> list[Any]:

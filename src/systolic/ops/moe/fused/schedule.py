@@ -1,0 +1,108 @@
+"""The cutting of the two kernels of a layer whose tokens, and sums of tokens, are in VMEM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.kernels.packed_rows import SUBLANES
+from systolic.ops.moe.blocks import (
+    BLOCK_COLUMNS,
+    MAX_CHOICES,
+    ROUND_CYCLES,
+    ROW_TILE,
+    STAGES,
+    STEP_CYCLES,
+    WEIGHT_SLOTS,
+    ExpertsSpec,
+    block_rows,
+    collect_cycles,
+    product_cycles,
+)
+from systolic.ops.moe.sum_tiles import SumTiles, are_summed, tile_widths
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.legality import LANES, legal_sides
+from systolic.schedule.vmem import buffer_bytes
+from systolic.spec import dtype_bytes
+
+SUM_STAGES = 2  # pieces of sums on their way to HBM
+_PIECE_TOKENS = 256  # at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedProductsSchedule:
+    """The cutting of the kernel that multiplies tokens in VMEM by gate and up."""
+
+    columns: int  # of f, of a step
+    tiles: int
+    block_columns: int  # of a product
+    rows: tuple[int, int]  # of a large and a small block
+    buffers: tuple[VmemBuffer, ...]
+
+    @classmethod
+    def of(cls, spec: ExpertsSpec, chip: Chip) -> FusedProductsSchedule | None:
+        """Return the schedule with the widest steps that fit, or None if sizes are no whole tiles or none fits."""
+        if spec.tokens % ROW_TILE or spec.d % LANES or spec.f % LANES or spec.dtype != "bfloat16":
+            return None
+        if not 0 < spec.choices <= MAX_CHOICES or not spec.matrices.is_multiplied(spec.dtype, spec.d):
+            return None
+        schedules = (cls._of_columns(spec, columns) for columns in reversed(legal_sides(spec.f, LANES)))
+        return next((made for made in schedules if total_bytes(made.buffers) <= buffer_bytes(chip)), None)
+
+    @classmethod
+    def _of_columns(cls, spec: ExpertsSpec, columns: int) -> FusedProductsSchedule:
+        rows, scale_rows = block_rows(spec), spec.products * spec.matrices.scale_rows(spec.d)
+        weights = (spec.products, spec.d, columns)
+        buffers = (
+            VmemBuffer(name="tokens", shape=(spec.tokens, spec.d), dtype=spec.dtype, copies=1),
+            VmemBuffer(name="rows", shape=(rows[0], spec.d), dtype=spec.dtype, copies=1),
+            VmemBuffer(name="weights", shape=weights, dtype=spec.matrices.dtype, copies=WEIGHT_SLOTS),
+            *spec.matrices.scale_buffers(scale_rows, columns, spec.f, WEIGHT_SLOTS),
+            VmemBuffer(name="stages", shape=(rows[0], columns), dtype=spec.dtype, copies=STAGES),
+        )
+        return cls(
+            columns=columns,
+            tiles=spec.f // columns,
+            block_columns=max(side for side in legal_sides(columns, LANES) if side <= BLOCK_COLUMNS),
+            rows=rows,
+            buffers=buffers,
+        )
+
+    def time_us(self, spec: ExpertsSpec, chip: Chip) -> float:
+        """Return the time: nothing hides the arrival of the tokens."""
+        machine = chip.machine
+        cycles = spec.products * product_cycles(spec, spec.matrices, self.rows, spec.d, spec.f, chip)
+        cycles += spec.mean_rows * collect_cycles(spec.d) + self.tiles * spec.experts * STEP_CYCLES
+        tokens_bytes = spec.tokens * spec.d * dtype_bytes(spec.dtype)
+        hbm_s = spec.least_hbm_bytes / machine.hbm_bytes_per_s
+        return (tokens_bytes / machine.hbm_bytes_per_s + max(hbm_s, cycles / machine.clock_hz)) * 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedSumsSchedule(SumTiles):
+    """The cutting of the kernel that multiplies by down, and adds up the results of each token."""
+
+    piece: int  # tokens whose sums are stored together
+    d: int
+
+    @classmethod
+    def of(cls, spec: ExpertsSpec, chip: Chip) -> FusedSumsSchedule | None:
+        """Return the schedule, or None if not all sums of a tile fit."""
+        if not are_summed(spec):
+            return None
+        piece = max(side for side in legal_sides(spec.tokens, ROW_TILE) if side <= _PIECE_TOKENS)
+        schedules = (cls._of_columns(spec, columns, piece, chip) for columns in tile_widths(spec.d))
+        fitting = [schedule for schedule in schedules if schedule is not None]
+        return min(fitting, key=lambda schedule: schedule.time_us(spec, chip), default=None)
+
+    @classmethod
+    def _of_columns(cls, spec: ExpertsSpec, columns: int, piece: int, chip: Chip) -> FusedSumsSchedule | None:
+        stages = VmemBuffer(name="stages", shape=(piece, columns), dtype=spec.dtype, copies=SUM_STAGES)
+        return cls.fitting(spec, columns, block_rows(spec), (stages,), chip, piece=piece, d=spec.d)
+
+    def time_us(self, spec: ExpertsSpec, chip: Chip) -> float:
+        """Return the time: nothing hides the departure of the last tile's sums."""
+        machine, item = chip.machine, dtype_bytes(spec.dtype)
+        round_cycles = spec.tokens // SUBLANES * self.registers * ROUND_CYCLES
+        tile_s = spec.tokens * self.columns * item / machine.hbm_bytes_per_s
+        return self.products_us(spec, chip, round_cycles) + tile_s * 1e6
