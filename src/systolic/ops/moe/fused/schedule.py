@@ -87,13 +87,12 @@ class FusedSumsSchedule(SumTiles):
 
     @classmethod
     def of(cls, spec: ExpertsSpec, chip: Chip) -> FusedSumsSchedule | None:
-        """Return the schedule, or None if not all sums of a tile fit."""
+        """Return the schedule with the widest tiles whose sums fit, or None if none do."""
         if not are_summed(spec):
             return None
         piece = max(side for side in legal_sides(spec.tokens, ROW_TILE) if side <= _PIECE_TOKENS)
         schedules = (cls._of_columns(spec, columns, piece, chip) for columns in tile_widths(spec.d))
-        fitting = [schedule for schedule in schedules if schedule is not None]
-        return min(fitting, key=lambda schedule: schedule.time_us(spec, chip), default=None)
+        return next((schedule for schedule in schedules if schedule is not None), None)
 
     @classmethod
     def _of_columns(cls, spec: ExpertsSpec, columns: int, piece: int, chip: Chip) -> FusedSumsSchedule | None:

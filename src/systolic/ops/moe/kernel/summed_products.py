@@ -6,6 +6,7 @@ The sums of a row's columns are a register, read and written with a stride, in t
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,6 +21,9 @@ from systolic.ops.moe.kernel.stored_weights import StoredWeights
 from systolic.ops.moe.sum_tiles import SumTiles
 from systolic.schedule.legality import LANES
 
+# Rows that are added together: their sums are read before any is written.
+_GROUP = 8
+
 
 class Expert:
     """Rows of the table of experts."""
@@ -33,7 +37,7 @@ class Expert:
 class Block:
     """Words about the block whose products are yet to be added."""
 
-    SLOT = 0  # of products
+    BUFFER = 0  # of products
     CODE = 1  # its first row among sorted choices
     USED = 2  # rows
     PARITY = 3  # of its tile of columns
@@ -75,12 +79,12 @@ class SummedProducts:
     def clear(self) -> None:
         refs, words = self._refs, self._schedule.registers * SUBLANES
 
-        def zero(ref: Any, tile: Any) -> None:
-            zeros = jnp.zeros((words, LANES), jnp.float32)
-            for parity in range(2):
-                ref[parity, pl.ds(pl.multiple_of(tile * words, words), words), :] = zeros
+        def zero(buffers: Sequence[Any], tile: Any) -> None:
+            for buffer in buffers:
+                buffer[pl.ds(pl.multiple_of(tile * words, words), words), :] = jnp.zeros((words, LANES), jnp.float32)
 
-        pl.loop(0, self._schedule.tokens // SUBLANES)(functools.partial(zero, refs.sums))
+        sums = [refs.sums.at[parity] for parity in range(2)]
+        pl.loop(0, self._schedule.tokens // SUBLANES)(functools.partial(zero, sums))
         pl.loop(0, self._schedule.rows[0] // SUBLANES)(functools.partial(zero, refs.products))
         for word in range(Block.COUNT):
             refs.block[word] = jnp.int32(0)
@@ -112,17 +116,26 @@ class SummedProducts:
                     copy.start()
                     copy.wait()
 
-                if is_large:
-                    target, parity = 1 - refs.block[Block.SLOT], refs.block[Block.PARITY]
-                else:  # its code is too short to add up meanwhile
-                    self.add_up()
-                    target, parity = refs.block[Block.SLOT], None
                 used = jnp.minimum(size - row, rows)
                 place = jnp.where(row > 0, later, self._place(number))
-                block_rows, products = refs.rows.at[place, pl.ds(0, rows)], refs.products.at[target]
-                self._multiply(block_rows, slot, products, used, parity)
+                block_rows = refs.rows.at[place, pl.ds(0, rows)]
+                if is_large:
+                    before, parity = refs.block[Block.BUFFER], refs.block[Block.PARITY]
+                    # Code of its own for each buffer: the compiler sees that it reads one and writes the other.
+                    for buffer, products in enumerate(refs.products):
+                        added = 1 - buffer, parity
+                        pl.when(before != buffer)(
+                            lambda products=products, added=added: self._multiply(
+                                block_rows, slot, products, used, added
+                            )
+                        )
+                    refs.block[Block.BUFFER] = 1 - before
+                else:  # its code is too short to add up meanwhile
+                    self.add_up()
+                    self._multiply(block_rows, slot, refs.products[0], used, None)
+                    refs.block[Block.BUFFER] = jnp.int32(0)
                 refs.block[Block.PARITY] = lax.rem(tile, jnp.int32(2))
-                refs.block[Block.SLOT], refs.block[Block.USED] = target, used
+                refs.block[Block.USED] = used
                 refs.block[Block.CODE] = refs.experts[Expert.CODE, expert] + row
                 return carry
 
@@ -135,22 +148,21 @@ class SummedProducts:
         """Add up what is left of the tile before: nothing, after a large block of this tile."""
         pl.when(self._refs.block[Block.PARITY] != lax.rem(tile, jnp.int32(2)))(self.add_up)
 
-    def _multiply(self, rows: Any, slot: Any, products: Any, used: Any, parity: Any | None) -> None:
+    def _multiply(self, rows: Any, slot: Any, products: Any, used: Any, added: tuple[int, Any] | None) -> None:
         """Multiply the rows of a block, and add up all rows of the block before in the same code.
 
         Args:
-          parity: of the sums of the block before; None: do not add.
+          products: the buffer to write to.
+          added: the buffer of the block before, and the parity of its sums; None: do not add.
         """
         schedule = self._schedule
-        width, registers, eights = schedule.block_columns, schedule.registers, rows.shape[0] // SUBLANES
+        width, registers, groups = schedule.block_columns, schedule.registers, rows.shape[0] // _GROUP
         shares = schedule.columns // width
-        share = eights // shares
+        share = groups // shares
         # The rest is added to sums later, and zeros do no harm.
         is_used = lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 0) < used
 
         def on_columns(number: Any) -> None:
-            for eight in range(share if parity is not None else 0):
-                self._add_eight(parity, number * share + eight)
             columns = pl.ds(pl.multiple_of(number * width, width), width)
             total = self._weights.product(lambda first, size: rows[:, pl.ds(first, size)], slot, 0, columns)
             total = jnp.where(is_used, total, 0)
@@ -160,47 +172,56 @@ class SummedProducts:
                     products[pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES), :] = total[
                         row : row + SUBLANES, register * LANES : (register + 1) * LANES
                     ]
+            for group in range(0 if added is None else share):
+                self._add_group(*added, number * share + group)
 
-        pl.loop(0, shares)(on_columns)
-        if parity is not None and share * shares < eights:
-            pl.loop(share * shares, eights)(functools.partial(self._add_eight, parity))
+        for number in range(shares):
+            on_columns(number)
+        if added is not None and share * shares < groups:
+            pl.loop(share * shares, groups)(functools.partial(self._add_group, *added))
 
     def add_up(self) -> None:
         """Add the last block's products to the sums of their tokens, and leave zeros in their place."""
-        refs, words = self._refs, self._schedule.registers * SUBLANES
-        parity = refs.block[Block.PARITY]
+        refs, words = self._refs, self._schedule.registers * _GROUP
 
-        def eight(number: Any) -> None:
-            self._add_eight(parity, number)
-            place = pl.ds(pl.multiple_of(number * words, words), words)
-            refs.products[refs.block[Block.SLOT], place, :] = jnp.zeros((words, LANES), jnp.float32)
+        def of_buffer(buffer: int) -> None:
+            parity = refs.block[Block.PARITY]
 
-        pl.loop(0, lax.div(refs.block[Block.USED] + SUBLANES - 1, jnp.int32(SUBLANES)))(eight)
+            def group(number: Any) -> None:
+                self._add_group(buffer, parity, number)
+                place = pl.ds(pl.multiple_of(number * words, words), words)
+                refs.products[buffer][place, :] = jnp.zeros((words, LANES), jnp.float32)
+
+            pl.loop(0, lax.div(refs.block[Block.USED] + _GROUP - 1, jnp.int32(_GROUP)))(group)
+
+        for buffer in range(len(refs.products)):
+            pl.when(refs.block[Block.BUFFER] == buffer)(functools.partial(of_buffer, buffer))
         refs.block[Block.USED] = jnp.int32(0)
 
-    def _add_eight(self, parity: Any, number: Any) -> None:
-        """Add eight rows of the last block's products to sums. Those that are not used are zeros."""
-        refs, schedule, first = self._refs, self._schedule, number * SUBLANES
+    def _add_group(self, buffer: int, parity: Any, number: Any) -> None:
+        """Add a group of rows of the last block's products to sums. Those that are not used are zeros."""
+        refs, schedule, first = self._refs, self._schedule, number * _GROUP
         registers, sums = schedule.registers, refs.sums.at[parity]
-        words = SUBLANES * registers
-        products = refs.products.at[refs.block[Block.SLOT], pl.ds(pl.multiple_of(first * registers, words), words)]
+        words = _GROUP * registers
+        products = refs.products[buffer].at[pl.ds(pl.multiple_of(first * registers, words), words)]
         code = refs.block[Block.CODE] + first
 
         def row_of(ref: Any, first: Any) -> Any:
             return ref.at[pl.ds(first, registers, stride=SUBLANES), :]
 
-        places = [refs.words[code + row] for row in range(SUBLANES)]
+        places = [refs.words[code + row] for row in range(_GROUP)]
         if self._repeats:
             used = refs.block[Block.USED] - first
             nothing = schedule.tokens * registers
             places = [jnp.where(row < used, place, nothing) for row, place in enumerate(places)]
         totals: list[Any] = []
         before = [row_of(sums, place)[...] for place in places]
-        for row in range(SUBLANES):
+        for row in range(_GROUP):
             total = before[row]
             if self._repeats and row:
                 total = jnp.where(places[row] == places[row - 1], totals[-1], total)
-            totals.append(total + row_of(products, row)[...] * refs.factors[code + row])
+            place = row // SUBLANES * SUBLANES * registers + row % SUBLANES
+            totals.append(total + row_of(products, place)[...] * refs.factors[code + row])
         # The next expert's rows, of the same tokens perhaps, add zeros: they are written first.
-        for row in range(SUBLANES) if self._repeats else reversed(range(SUBLANES)):
+        for row in range(_GROUP) if self._repeats else reversed(range(_GROUP)):
             row_of(sums, places[row])[...] = totals[row]

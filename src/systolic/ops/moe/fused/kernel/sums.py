@@ -42,7 +42,7 @@ class _Refs(NamedTuple):
     weights: Any  # [slots, 1, f, columns]
     tile_scales: Any  # float32 [slots, blocks of f, columns or d / 128]
     column_scales: Any  # float32 [blocks of f, columns]: scales of each column, if columns share them
-    products: Any  # float32 [2, words, 128]: of two blocks, in tiles of eight rows
+    products: tuple[Any, Any]  # float32 [words, 128]: of two blocks, in tiles of eight rows
     sums: Any  # float32 [2, words, 128]: of all tokens, in tiles of eight, and eight of no token
     stages: Any  # [SUM_STAGES, piece, columns]
     slots_sem: Any  # [slots]
@@ -75,6 +75,7 @@ def fused_sums(
     operands = experts, words, factors
     arrays = [array if interpret or array is None else from_hbm(array) for array in (hidden, down, scales)]
     dtypes = "_".join(dict.fromkeys((dtype.name, down.dtype.name)))
+    products = pltpu.VMEM((schedule.rows[0] * schedule.registers, LANES), jnp.float32)
     return pl.pallas_call(
         functools.partial(_kernel, schedule, repeats),
         in_specs=[*(scalars for _ in operands), *(None if array is None else hbm for array in arrays)],
@@ -84,7 +85,7 @@ def fused_sums(
             pltpu.VMEM((schedule.places + 1, schedule.rows[0], f), dtype),
             pltpu.VMEM((schedule.slots, 1, f, schedule.columns), down.dtype),
             *scale_scratch(schedule.buffers),
-            pltpu.VMEM((2, schedule.rows[0] * schedule.registers, LANES), jnp.float32),
+            (products, products),
             pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((SUM_STAGES, schedule.piece, schedule.columns), dtype),
             pltpu.SemaphoreType.DMA((schedule.slots,)),

@@ -44,7 +44,7 @@ class _Refs(NamedTuple):
     weights: Any  # [slots, 1, f, columns]
     tile_scales: Any  # float32 [slots, blocks of f, columns or d / 128]
     column_scales: Any  # float32 [blocks of f, columns]: scales of each column, if columns share them
-    products: Any  # float32 [2, words, 128]: of two blocks, in tiles of eight rows
+    products: tuple[Any, Any]  # float32 [words, 128]: of two blocks, in tiles of eight rows
     sums: Any  # float32 [2, words, 128]: of all tokens, in tiles of eight, and eight of no token
     arrivals: Any  # [tiles · arrivals + 1, piece tokens, columns], the last of them zeros
     stages: Any  # [SUM_STAGES, piece tokens, columns]
@@ -85,6 +85,7 @@ def scatter_products(
     arrivals = schedule.tiles * schedule.scatter.arrivals
     arrays = [array if interpret or array is None else from_hbm(array) for array in (hidden, down, scales)]
     dtypes = "_".join(dict.fromkeys((dtype.name, down.dtype.name)))
+    products = pltpu.VMEM((schedule.rows[0] * schedule.registers, LANES), jnp.float32)
     return pl.pallas_call(
         functools.partial(_kernel, axis_name, schedule, repeats),
         in_specs=[*(scalars for _ in operands), *(None if array is None else hbm for array in arrays)],
@@ -94,7 +95,7 @@ def scatter_products(
             pltpu.VMEM((schedule.places + 1, schedule.rows[0], f), dtype),
             pltpu.VMEM((schedule.slots, 1, f, schedule.columns), down.dtype),
             *scale_scratch(schedule.buffers),
-            pltpu.VMEM((2, schedule.rows[0] * schedule.registers, LANES), jnp.float32),
+            (products, products),
             pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
             pltpu.VMEM((arrivals + 1, *piece), dtype),
             pltpu.VMEM((SUM_STAGES, *piece), dtype),
