@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
     from systolic.ops.engine.backend import Implementation
-    from systolic.ops.moe.forms import ChipForm, DeviceForm
+    from systolic.ops.moe.forms import MoeForm
     from systolic.ops.quantized.array import Quantized
 
 
@@ -36,7 +36,7 @@ def moe(
     capacity: int | None = None,
     quantize_lhs: DTypeLike | None = None,
     axis_name: str | None = None,
-    form: ChipForm | DeviceForm | None = None,
+    form: MoeForm | None = None,
     precision: Any = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,

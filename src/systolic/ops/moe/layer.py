@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.all_to_all.layer import sum_by_all_to_all
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp, product
-from systolic.ops.moe.forms import ChipForm, DeviceForm
+from systolic.ops.moe.forms import MoeForm
 from systolic.ops.moe.fused.layer import FusedLayer
 from systolic.ops.moe.permuting import Summing, spread
 from systolic.ops.moe.plan import faster_form
@@ -67,14 +67,14 @@ def experts_sum(
 
 
 def on_one_device(
-    call: Call, experts: Experts, activation: Any, options: dict[str, Any], form: ChipForm | None
+    call: Call, experts: Experts, activation: Any, options: dict[str, Any], form: MoeForm | None
 ) -> Array:
     """Return the sum for all tokens, by the faster form. Its derivatives are those of sorted rows.
 
     Raises:
       IllegalTilesError: the form is "fused", and the kernels cannot run; the message has each reason.
     """
-    fused = None if form == "sorted" else _fused_layer(call, experts, options, form)
+    fused = None if form == "sorted" else _fused_layer(call, experts, options, is_required=form is not None)
     if fused is None:
         return experts_sum(call, experts, activation, options)
 
@@ -93,9 +93,7 @@ def on_one_device(
     return fused_after_sum(run, in_order, True, (arrays, experts))
 
 
-def _fused_layer(
-    call: Call, experts: Experts, options: dict[str, Any], form: Literal["fused"] | None
-) -> FusedLayer | None:
+def _fused_layer(call: Call, experts: Experts, options: dict[str, Any], *, is_required: bool) -> FusedLayer | None:
     """Return the kernels of the fused form, or None where XLA computes the layer, or another form is faster."""
     backend = backend_of(options["implementation"], options["chip"], None)
     has_mesh = explicit_mesh([call.x, *jax.tree.leaves(experts)]) is not None
@@ -105,17 +103,17 @@ def _fused_layer(
     try:
         fused = FusedLayer.of(backend, backend.chip, call, experts, quantizes_rows=quantize_lhs is not None)
     except IllegalTilesError:
-        if form is not None:
+        if is_required:
             raise
         return None
-    if form is not None:
+    if is_required:
         return fused
     spec = _planned_spec(call, experts, quantize_lhs)
     return fused if spec is not None and faster_form(spec, backend.chip) == "fused" else None
 
 
 def over_devices(
-    call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any], form: DeviceForm | None
+    call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any], form: MoeForm | None
 ) -> Array:
     """Return the sum for this device's tokens, whose experts are on all devices of a mesh axis, by the faster form."""
     if (form or _faster_form(call, experts, axis, options)) == "all-to-all":
@@ -123,7 +121,7 @@ def over_devices(
     return _sum_by_all_gather(call, experts, axis, activation, options)
 
 
-def _faster_form(call: Call, experts: Experts, axis: Any, options: dict[str, Any]) -> str:
+def _faster_form(call: Call, experts: Experts, axis: Any, options: dict[str, Any]) -> MoeForm:
     """Return the form that `plan_moe` would, or all-gather where no kernel runs or it knows no times."""
     chip = backend_of(options["implementation"], options["chip"], None).chip
     no_kernel = options["implementation"] == "xla" or explicit_mesh([call.x]) is not None

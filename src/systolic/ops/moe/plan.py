@@ -8,7 +8,7 @@ from typing import Any
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
-from systolic.ops.moe.forms import ChipForm, DeviceForm, require_form
+from systolic.ops.moe.forms import MoeForm, require_form
 from systolic.ops.moe.plan_chip import fused_parts, sorted_parts
 from systolic.ops.moe.plan_devices import all_gather_parts, all_to_all_parts
 from systolic.ops.moe.plan_parts import MoePart
@@ -17,8 +17,8 @@ from systolic.schedule import IllegalTilesError
 from systolic.support.summary import Summarised, Summary
 
 _PartsOf = Callable[[MoeSpec, Chip], tuple[str, list[MoePart]]]
-_ON_ONE_DEVICE: Mapping[ChipForm, _PartsOf] = {"fused": fused_parts, "sorted": sorted_parts}
-_OVER_DEVICES: Mapping[DeviceForm, _PartsOf] = {"all-gather": all_gather_parts, "all-to-all": all_to_all_parts}
+_ON_ONE_DEVICE: Mapping[MoeForm, _PartsOf] = {"fused": fused_parts, "sorted": sorted_parts}
+_OVER_DEVICES: Mapping[MoeForm, _PartsOf] = {"all-gather": all_gather_parts, "all-to-all": all_to_all_parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class MoePlan(Summarised):
         return {"chip": self.chip, "op": "moe", "spec": asdict(self.spec), "form": self.form, "parts": parts}
 
 
-_Plans = dict[ChipForm | DeviceForm, MoePlan]
+_Plans = dict[MoeForm, MoePlan]
 
 
-def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e", *, form: ChipForm | DeviceForm | None = None) -> MoePlan:
+def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e", *, form: MoeForm | None = None) -> MoePlan:
     """Return the plan of `systolic.moe` for a layer on a chip, without compiling anything.
 
     All experts are taken as equally likely. `systolic.moe` decides by the same arithmetic.
@@ -80,18 +80,18 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e", *, form: ChipForm | Device
     return plans[form or _fastest(plans)]
 
 
-def faster_form(spec: MoeSpec, chip: Chip) -> ChipForm | DeviceForm:
+def faster_form(spec: MoeSpec, chip: Chip) -> MoeForm:
     """Return the form that takes less time by arithmetic."""
     return _fastest(_plans(spec, chip))
 
 
-def _fastest(plans: _Plans) -> ChipForm | DeviceForm:
+def _fastest(plans: _Plans) -> MoeForm:
     return min(plans, key=lambda form: plans[form].time_us)
 
 
 def _plans(spec: MoeSpec, chip: Chip) -> _Plans:
     """Return the plans of all forms that can run; each also says how long the others take, or why they cannot run."""
-    made: dict[ChipForm | DeviceForm, tuple[str, list[MoePart]]] = {}
+    made: dict[MoeForm, tuple[str, list[MoePart]]] = {}
     refused = list[str]()
     for name, parts_of in (_ON_ONE_DEVICE if spec.devices == 1 else _OVER_DEVICES).items():
         try:
