@@ -31,11 +31,12 @@ class FusedSchedules:
           has_bias: True if a product of experts has a bias.
           quantizes_rows: True if rows are quantized next to quantized experts.
         """
-        violations = [*_option_violations(has_bias, quantizes_rows), *_size_violations(spec)]
+        if violations := [*_option_violations(has_bias, quantizes_rows), *_size_violations(spec)]:
+            raise IllegalTilesError("fused", violations)
         products, sums = FusedProductsSchedule.of(spec, chip), FusedSumsSchedule.of(spec, chip)
-        if not violations and products is not None and sums is not None:
-            return cls(products=products, sums=sums)
-        raise IllegalTilesError("fused", violations or _vmem_violations(spec, chip, products, sums))
+        if products is None or sums is None:
+            raise IllegalTilesError("fused", _vmem_violations(spec, chip, products, sums))
+        return cls(products=products, sums=sums)
 
 
 def _option_violations(has_bias: bool, quantizes_rows: bool) -> list[Violation]:
@@ -80,7 +81,7 @@ def _float_dtypes(spec: ExpertsSpec) -> list[str]:
 def _vmem_violations(
     spec: ExpertsSpec, chip: Chip, products: FusedProductsSchedule | None, sums: FusedSumsSchedule | None
 ) -> list[Violation]:
-    limit = f"its {buffer_bytes(chip):,} bytes have no room for both"
+    limit = f"there is room for {buffer_bytes(chip):,} bytes"
     values = []
     if products is None:
         values.append(f"{spec.tokens:,} tokens × {spec.d:,}, beside {LANES} columns of gate and up")
