@@ -86,8 +86,12 @@ def on_one_device(
         arrays, experts = operands
         return fused.sum(replace(call, **arrays), experts, activation)
 
+    def by_xla(operands: Any) -> Array:
+        arrays, experts = operands
+        return experts_sum(replace(call, **arrays), experts, activation, {**options, "implementation": "xla"})
+
     def run(operands: Any) -> Array:
-        return one_at_a_time(lambda operands: dispatched(fused.backend, by_kernels, in_order, operands), operands)
+        return one_at_a_time(lambda operands: dispatched(fused.backend, by_kernels, by_xla, operands), operands)
 
     arrays = {name: getattr(call, name) for name in ("x", "ids", "weights")}
     return fused_after_sum(run, in_order, True, (arrays, experts))

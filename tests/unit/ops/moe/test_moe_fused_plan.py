@@ -140,6 +140,7 @@ def test_the_layer_takes_the_form_of_its_plan(options: dict[str, Any], is_fused:
     assert systolic.plan_moe(FEW, "v6e").form.startswith("fused")
     text = program(FEW, **options)
     assert [kernel in text for kernel in ("systolic_fused_products", "systolic_fused_sums")] == [is_fused] * 2
+    assert not (is_fused and "systolic_grouped" in text)
 
 
 def test_the_layer_sorts_rows_where_the_kernels_cannot_run() -> None:
