@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 import systolic
+from systolic.analysis import kernel_calls
 from systolic.chips import CHIPS
 from systolic.ops.moe.blocks import block_rows, small_rows
 from systolic.ops.moe.forms import CHIP_FORMS
@@ -178,6 +181,15 @@ def test_a_layer_says_why_the_kernels_that_it_requires_cannot_run() -> None:
     with pytest.raises(IllegalTilesError, match="size: 24 tokens"):
         program(spec, form="fused")
     assert "systolic_fused" not in program(spec)
+
+
+def test_tokens_are_cut_over_devices_that_have_all_experts() -> None:
+    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    layer = functools.partial(systolic.moe, top_k=2, form="fused", chip="v6e")
+    specs = P("data"), P("data"), P(), P(), P()
+    cut = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("data"))
+    (call,) = [call for call in kernel_calls(jax.make_jaxpr(cut)(*shapes(FEW))) if "fused_sums" in call.name]
+    assert [operand.shape for operand in call.of("output")] == [(FEW.m // 4, FEW.k)]
 
 
 def test_no_tokens_need_no_kernel() -> None:
