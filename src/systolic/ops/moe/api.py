@@ -69,7 +69,7 @@ def moe(
       axis_name: mesh axis over which experts are cut, in `jax.shard_map`. x and routing are of this device's tokens,
         routing over the experts of all devices, matrices and biases of this device's experts; `shared` is whole.
       form: on one device "fused": tokens, and the sums of their experts' results, stay in VMEM; or "sorted": rows are
-        copied in the order of experts, as they are in any form that is differentiated. Over devices "all-gather": each
+        copied in the order of experts, as always where the layer is differentiated. Over devices "all-gather": each
         device gets all tokens, by a ring of neighbors where one is known, and adds up what its experts return; or
         "all-to-all": each device sends rows to the devices of their experts, which send results back, by
         `systolic.ragged_all_to_all`. None: the faster by the arithmetic of `systolic.plan_moe`, which says why. All
@@ -78,7 +78,7 @@ def moe(
 
     Raises:
       SpecError: shapes or dtypes that do not match, known expert_ids out of range, a top_k that is not from 1 to the
-        number of experts, or a form that is unknown, or of several devices without axis_name, or of one with it.
+        number of experts; a form that is unknown, or is of one device with axis_name or of several without it.
       IllegalTilesError: form="fused" where a kernel may run, and its kernels cannot; the message has each reason.
       UnsupportedDtypeError: the chip does not multiply this dtype.
       QuantizationError: quantized matrices were cast or cut so that they are not codes and scales.

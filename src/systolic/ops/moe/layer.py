@@ -1,4 +1,4 @@
-"""Computes a layer of experts: rows are sorted by expert, multiplied in groups, and added up for each token."""
+"""Computes a layer of experts by the faster form: on one device, or over all devices of a mesh axis."""
 
 from __future__ import annotations
 
