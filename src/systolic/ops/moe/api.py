@@ -55,8 +55,8 @@ def moe(
       routing: the router's logits, [..., experts]; or (expert_ids, weights), [..., k] each, from a router of your own.
         An id of -1 is not an expert; in a traced array so is any id out of range.
       w_gate, w_up, w_down: [experts, d, f], the same, and [experts, f, d]. Without w_up (None) the first product is not
-        gated. A `systolic.Quantized` or a `qwix.QArray` goes to `systolic.grouped_matmul`, which says what it
-        multiplies as it is stored, and what it dequantizes before the product.
+        gated. A `systolic.Quantized` or a `qwix.QArray` is multiplied as it is stored, or dequantized before the
+        product: `systolic.grouped_matmul` says which.
       top_k: experts of a token, those with the largest logits; the first of equal ones.
       renormalize: weights are a softmax of the chosen logits, and add up to one; False: of all.
       activation: of the gate, as in `systolic.grouped_matmul`.
