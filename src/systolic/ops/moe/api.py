@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
     from systolic.ops.engine.backend import Implementation
-    from systolic.ops.moe.forms import ChipForm, DeviceForm
+    from systolic.ops.moe.forms import MoeForm
     from systolic.ops.quantized.array import Quantized
 
 
@@ -36,14 +36,15 @@ def moe(
     capacity: int | None = None,
     quantize_lhs: DTypeLike | None = None,
     axis_name: str | None = None,
-    form: ChipForm | DeviceForm | None = None,
+    form: MoeForm | None = None,
     precision: Any = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
 ) -> Shaped[Array, "*tokens d"]:
     """Return a mixture of experts: for each token the weighted sum of `(activation(x @ gate) · (x @ up)) @ down`.
 
-    Rows are sorted by expert and multiplied by two kernels of `systolic.grouped_matmul`, then added up in float32.
+    Choices are sorted by expert. Two kernels find their tokens in VMEM and add up results there; or rows are copied in
+    the order of experts, multiplied by two kernels of `systolic.grouped_matmul`, and added up. Sums are in float32.
 
     It is differentiable in both modes with regard to x, the weights of experts and the router, and works under `jit`,
     `checkpoint`, `scan` and `shard_map`. `systolic.simulate` times it with the sizes of groups of a router that sends
@@ -54,8 +55,8 @@ def moe(
       routing: the router's logits, [..., experts]; or (expert_ids, weights), [..., k] each, from a router of your own.
         An id of -1 is not an expert; in a traced array so is any id out of range.
       w_gate, w_up, w_down: [experts, d, f], the same, and [experts, f, d]. Without w_up (None) the first product is not
-        gated. A `systolic.Quantized` or a `qwix.QArray` goes to `systolic.grouped_matmul`, which says what it
-        multiplies as it is stored, and what it dequantizes before the product.
+        gated. A `systolic.Quantized` or a `qwix.QArray` is multiplied as it is stored, or dequantized before the
+        product: `systolic.grouped_matmul` says which.
       top_k: experts of a token, those with the largest logits; the first of equal ones.
       renormalize: weights are a softmax of the chosen logits, and add up to one; False: of all.
       activation: of the gate, as in `systolic.grouped_matmul`.
@@ -67,15 +68,18 @@ def moe(
         `systolic.grouped_matmul`; rows of `shared` are not.
       axis_name: mesh axis over which experts are cut, in `jax.shard_map`. x and routing are of this device's tokens,
         routing over the experts of all devices, matrices and biases of this device's experts; `shared` is whole.
-      form: "all-gather": each device gets all tokens, by a ring of neighbors where one is known, and adds up what its
-        experts return. "all-to-all": each device sends rows to the devices of their experts, which send results back,
-        by `systolic.ragged_all_to_all`. None: the faster by the arithmetic of `systolic.plan_moe`, which says why.
-        Both have room for all rows that may arrive at a device; `capacity` is a bound.
+      form: on one device "fused": tokens, and the sums of their experts' results, stay in VMEM; or "sorted": rows are
+        copied in the order of experts, as always where the layer is differentiated. Over devices "all-gather": each
+        device gets all tokens, by a ring of neighbors where one is known, and adds up what its experts return; or
+        "all-to-all": each device sends rows to the devices of their experts, which send results back, by
+        `systolic.ragged_all_to_all`. None: the faster by the arithmetic of `systolic.plan_moe`, which says why. All
+        have room for all rows that may arrive at a device; `capacity` is a bound.
       precision, implementation, chip: as in `systolic.grouped_matmul`.
 
     Raises:
       SpecError: shapes or dtypes that do not match, known expert_ids out of range, a top_k that is not from 1 to the
-        number of experts, or a form that is unknown or without axis_name.
+        number of experts; a form that is unknown, or is of one device with axis_name or of several without it.
+      IllegalTilesError: form="fused" where a kernel may run, and its kernels cannot; the message has each reason.
       UnsupportedDtypeError: the chip does not multiply this dtype.
       QuantizationError: quantized matrices were cast or cut so that they are not codes and scales.
     """

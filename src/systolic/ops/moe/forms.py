@@ -35,6 +35,7 @@ CHIP_FORMS: tuple[ChipForm, ...] = get_args(ChipForm)
 # Ways to bring tokens of all devices to the experts of each.
 DeviceForm = Literal["all-gather", "all-to-all"]
 DEVICE_FORMS: tuple[DeviceForm, ...] = get_args(DeviceForm)
+MoeForm = ChipForm | DeviceForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

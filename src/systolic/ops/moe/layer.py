@@ -1,4 +1,4 @@
-"""Computes a layer of experts: rows are sorted by expert, multiplied in groups, and added up for each token."""
+"""Computes a layer of experts by the faster form: on one device, or over all devices of a mesh axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.all_to_all.layer import sum_by_all_to_all
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.experts import Experts, mlp, product
-from systolic.ops.moe.forms import ChipForm, DeviceForm
+from systolic.ops.moe.forms import MoeForm
 from systolic.ops.moe.fused.layer import FusedLayer
 from systolic.ops.moe.permuting import Summing, spread
 from systolic.ops.moe.plan import faster_form
@@ -29,6 +29,7 @@ from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.moe.weighting import weighted_sum
 from systolic.ops.quantized.arguments import row_format_named
 from systolic.ops.quantized.array import Quantized
+from systolic.schedule import IllegalTilesError
 
 
 def experts_sum(
@@ -66,10 +67,14 @@ def experts_sum(
 
 
 def on_one_device(
-    call: Call, experts: Experts, activation: Any, options: dict[str, Any], form: ChipForm | None
+    call: Call, experts: Experts, activation: Any, options: dict[str, Any], form: MoeForm | None
 ) -> Array:
-    """Return the sum for all tokens, by the form that `plan_moe` chooses, where the kernels of both can run."""
-    fused = _fused_layer(call, experts, options) if form != "sorted" else None
+    """Return the sum for all tokens, by the faster form. Its derivatives are those of sorted rows.
+
+    Raises:
+      IllegalTilesError: the form is "fused", and the kernels cannot run; the message has each reason.
+    """
+    fused = None if form == "sorted" else _fused_layer(call, experts, options, is_required=form is not None)
     if fused is None:
         return experts_sum(call, experts, activation, options)
 
@@ -81,20 +86,38 @@ def on_one_device(
         arrays, experts = operands
         return fused.sum(replace(call, **arrays), experts, activation)
 
+    def by_xla(operands: Any) -> Array:
+        arrays, experts = operands
+        return experts_sum(replace(call, **arrays), experts, activation, {**options, "implementation": "xla"})
+
     def run(operands: Any) -> Array:
-        return one_at_a_time(lambda operands: dispatched(fused.backend, by_kernels, in_order, operands), operands)
+        return one_at_a_time(lambda operands: dispatched(fused.backend, by_kernels, by_xla, operands), operands)
 
     arrays = {name: getattr(call, name) for name in ("x", "ids", "weights")}
     return fused_after_sum(run, in_order, True, (arrays, experts))
 
 
-def _fused_layer(call: Call, experts: Experts, options: dict[str, Any]) -> FusedLayer | None:
+def _fused_layer(call: Call, experts: Experts, options: dict[str, Any], *, is_required: bool) -> FusedLayer | None:
+    """Return the kernels of the fused form, or None where XLA computes the layer, or another form is faster."""
     backend = backend_of(options["implementation"], options["chip"], None)
-    return None if options["quantize_lhs"] is not None else FusedLayer.of(backend, call, experts)
+    has_mesh = explicit_mesh([call.x, *jax.tree.leaves(experts)]) is not None
+    if backend.chip is None or backend.implementation == "xla" or has_mesh or not call.ids.size:
+        return None
+    quantize_lhs = options["quantize_lhs"]
+    try:
+        fused = FusedLayer.of(backend, backend.chip, call, experts, quantizes_rows=quantize_lhs is not None)
+    except IllegalTilesError:
+        if is_required:
+            raise
+        return None
+    if is_required:
+        return fused
+    spec = _planned_spec(call, experts, quantize_lhs)
+    return fused if spec is not None and faster_form(spec, backend.chip) == "fused" else None
 
 
 def over_devices(
-    call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any], form: DeviceForm | None
+    call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any], form: MoeForm | None
 ) -> Array:
     """Return the sum for this device's tokens, whose experts are on all devices of a mesh axis, by the faster form."""
     if (form or _faster_form(call, experts, axis, options)) == "all-to-all":
@@ -102,26 +125,32 @@ def over_devices(
     return _sum_by_all_gather(call, experts, axis, activation, options)
 
 
-def _faster_form(call: Call, experts: Experts, axis: Any, options: dict[str, Any]) -> DeviceForm:
+def _faster_form(call: Call, experts: Experts, axis: Any, options: dict[str, Any]) -> MoeForm:
     """Return the form that `plan_moe` would, or all-gather where no kernel runs or it knows no times."""
     chip = backend_of(options["implementation"], options["chip"], None).chip
     no_kernel = options["implementation"] == "xla" or explicit_mesh([call.x]) is not None
     if chip is None or chip.links is None or no_kernel or not isinstance(axis, str) or not call.ids.size:
         return "all-gather"
-    devices, (_, d, f) = lax.axis_size(axis), experts.gate.shape
-    if devices == 1:
-        return "all-gather"
-    spec = MoeSpec(
-        m=devices * call.ids.shape[0],
+    devices = lax.axis_size(axis)
+    spec = None if devices == 1 else _planned_spec(call, experts, options["quantize_lhs"], devices)
+    return "all-gather" if spec is None else faster_form(spec, chip)
+
+
+def _planned_spec(call: Call, experts: Experts, quantize_lhs: Any, devices: int = 1) -> MoeSpec | None:
+    """Return the layer as `plan_moe` knows it, or None where tokens choose more experts than there are."""
+    (tokens, top_k), (_, d, f) = call.ids.shape, experts.gate.shape
+    if top_k > call.experts:
+        return None
+    return MoeSpec(
+        m=devices * tokens,
         k=d,
         n=f,
         experts=call.experts,
-        top_k=call.ids.shape[1],
+        top_k=top_k,
         dtype=call.x.dtype.name,
         devices=devices,
-        **_quantized_as(experts.gate, options["quantize_lhs"]),
+        **_quantized_as(experts.gate, quantize_lhs),
     )
-    return faster_form(spec, chip)
 
 
 def _quantized_as(gate: Any, quantize_lhs: Any) -> dict[str, Any]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
-from systolic.ops.moe.forms import DEVICE_FORMS, DeviceForm, combine_form, require_form, spread_form
-from systolic.ops.moe.plan_devices import all_gather_parts, all_to_all_parts, products, sorted_form
-from systolic.ops.moe.plan_parts import MoePart, moved
-from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
+from systolic.ops.moe.forms import MoeForm, require_form
+from systolic.ops.moe.plan_chip import fused_parts, sorted_parts
+from systolic.ops.moe.plan_devices import all_gather_parts, all_to_all_parts
+from systolic.ops.moe.plan_parts import MoePart
 from systolic.ops.moe.spec import MoeLayers, MoeSpec
+from systolic.schedule import IllegalTilesError
 from systolic.support.summary import Summarised, Summary
+
+_PartsOf = Callable[[MoeSpec, Chip], tuple[str, list[MoePart]]]
+_ON_ONE_DEVICE: Mapping[MoeForm, _PartsOf] = {"fused": fused_parts, "sorted": sorted_parts}
+_OVER_DEVICES: Mapping[MoeForm, _PartsOf] = {"all-gather": all_gather_parts, "all-to-all": all_to_all_parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,58 +54,56 @@ class MoePlan(Summarised):
         return {"chip": self.chip, "op": "moe", "spec": asdict(self.spec), "form": self.form, "parts": parts}
 
 
-def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e", *, form: DeviceForm | None = None) -> MoePlan:
+_Plans = dict[MoeForm, MoePlan]
+
+
+def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e", *, form: MoeForm | None = None) -> MoePlan:
     """Return the plan of `systolic.moe` for a layer on a chip, without compiling anything.
 
     All experts are taken as equally likely. `systolic.moe` decides by the same arithmetic.
 
     Args:
-      form: of a layer over several devices, as in `systolic.moe`; None: the one that takes less time. Devices are taken
-        to be the most compact slice of this size.
+      form: as in `systolic.moe`; None: the one that takes less time. Several devices are taken to be the most compact
+        slice of this size.
 
     Raises:
-      SpecError: over several devices, a chip without links; an unknown form, or a form on one device.
+      SpecError: over several devices, a chip without links; an unknown form, or one for another number of devices.
+      IllegalTilesError: form="fused", and its kernels cannot run; the message has each reason.
       UnsupportedDtypeError: the chip does not multiply this dtype.
     """
     chip = chip_named(chip)
     if form is not None:
         require_form(form, over="" if spec.devices == 1 else "devices")
-    if spec.devices == 1:
-        return _on_one_device(spec, chip)
-    plans = plans_over_devices(spec, chip)
-    return plans[form or faster_form(spec, chip)]
+    if form == "fused":
+        fused_parts(spec, chip)  # raises the reasons why they cannot run
+    plans = _plans(spec, chip)
+    return plans[form or _fastest(plans)]
 
 
-def faster_form(spec: MoeSpec, chip: Chip) -> DeviceForm:
-    """Return the form over several devices that takes less time by arithmetic."""
-    plans = plans_over_devices(spec, chip)
+def faster_form(spec: MoeSpec, chip: Chip) -> MoeForm:
+    """Return the form that takes less time by arithmetic."""
+    return _fastest(_plans(spec, chip))
+
+
+def _fastest(plans: _Plans) -> MoeForm:
     return min(plans, key=lambda form: plans[form].time_us)
 
 
-@functools.lru_cache(maxsize=256)
-def plans_over_devices(spec: MoeSpec, chip: Chip) -> dict[DeviceForm, MoePlan]:
-    """Return the plans of all forms; each also says how long the others take."""
-    made = {"all-gather": all_gather_parts(spec, chip), "all-to-all": all_to_all_parts(spec, chip)}
+def _plans(spec: MoeSpec, chip: Chip) -> _Plans:
+    """Return the plans of all forms that can run; each also says how long the others take, or why they cannot run."""
+    made: dict[MoeForm, tuple[str, list[MoePart]]] = {}
+    refused = list[str]()
+    for name, parts_of in (_ON_ONE_DEVICE if spec.devices == 1 else _OVER_DEVICES).items():
+        try:
+            made[name] = parts_of(spec, chip)
+        except IllegalTilesError as error:
+            if name != "fused":
+                raise
+            refused.append(str(error))
     times = {name: sum(part.time_us for part in parts) for name, (_, parts) in made.items()}
-    plans = dict[DeviceForm, MoePlan]()
-    for name in DEVICE_FORMS:
-        words, parts = made[name]
-        others = ", ".join(f"{other} {time_us:,.1f} µs" for other, time_us in times.items() if other != name)
-        form = f"{name}: {words}; {times[name]:,.1f} µs by arithmetic, {others}"
-        plans[name] = MoePlan(spec=spec, chip=chip.name, form=form, parts=tuple(parts))
+    plans: _Plans = {}
+    for name, (words, parts) in made.items():
+        others = [f"{other} {time_us:,.1f} µs" for other, time_us in times.items() if other != name]
+        form = f"{name}: {words}; " + ", ".join([f"{times[name]:,.1f} µs by arithmetic", *others])
+        plans[name] = MoePlan(spec=spec, chip=chip.name, form="; ".join([form, *refused]), parts=tuple(parts))
     return plans
-
-
-def _on_one_device(spec: MoeSpec, chip: Chip) -> MoePlan:
-    rows = spec.m * spec.top_k
-    gate_up, down = products(spec, chip, rows)
-    sums = CombineSpec.of(
-        tokens=spec.m, top_k=spec.top_k, experts=spec.experts, d=spec.k, dtype=spec.dtype, dtype_out=spec.dtype
-    )
-    parts = (
-        moved("rows of tokens", spread_form(SpreadSpec.of(spec.m, rows, spec.k, spec.dtype), chip, rows)),
-        *gate_up,
-        *down,
-        moved("sums of tokens", combine_form(sums, chip, rows, rows)),
-    )
-    return MoePlan(spec=spec, chip=chip.name, form=sorted_form(spec), parts=parts)

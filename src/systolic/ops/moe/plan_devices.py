@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from systolic.chips import Chip
-from systolic.ops.grouped.spec import reads_codes, shared_columns
 from systolic.ops.moe.blocks import ExpertsSpec
 from systolic.ops.moe.forms import combine_form, exchange_form, scatter_form, spread_form
-from systolic.ops.moe.matrices import MatrixForm
-from systolic.ops.moe.plan_parts import MoePart, moved, product_parts
+from systolic.ops.moe.plan_parts import MoePart, experts_spec, moved, of_codes, products, sorted_rows
 from systolic.ops.moe.ring.products import RingProductsSchedule, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.moe.wire import ring_us
-from systolic.spec import dtype_bytes
 
 # Of XLA's all-gather, the share of the time that links are busy.
 # Source: simulated on v6e 2x4, 4,096 tokens of 4,096 bfloat16: 163 µs of 170.
 _GATHER_SHARE = 0.96
-
-
-def products(spec: MoeSpec, chip: Chip, room: int) -> tuple[list[MoePart], list[MoePart]]:
-    """Return the parts of the products by gate and up, and by down."""
-    here = spec.experts // spec.devices
-    gate_up = product_parts("gate and up", spec, chip, here, room, k=spec.k, n=spec.n, gated=True)
-    return gate_up, product_parts("down", spec, chip, here, room, k=spec.n, n=spec.k, gated=False)
-
-
-def sorted_form(spec: MoeSpec) -> str:
-    """Describe the copies of rows in the order of experts."""
-    rows = -(-spec.m * spec.top_k // spec.devices)
-    moved_mb = rows * spec.k * dtype_bytes(spec.dtype) / 1e6
-    return f"sorted: {rows:,} rows are copied in the order of experts, {moved_mb:,.1f} MB written and read again"
 
 
 def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
@@ -46,7 +29,7 @@ def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
         dtype_out=spec.dtype,
     )
     gate_up, down = products(spec, chip, rows)
-    form = sorted_form(spec)
+    form = sorted_rows(spec)
     parts = [
         moved("rows of tokens", spread_form(SpreadSpec.of(spec.m, rows, spec.k, spec.dtype), chip, used_rows)),
         *gate_up,
@@ -54,18 +37,7 @@ def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
     ]
     gather_us = ring_us(sums, spec.devices, chip) / _GATHER_SHARE
     why = "tokens of all devices, while their choices are sorted"
-    ring_spec = ExpertsSpec(
-        devices=spec.devices,
-        tokens=spec.m,
-        choices=rows,
-        experts=spec.experts // spec.devices,
-        d=spec.k,
-        f=spec.n,
-        products=2,
-        dtype=spec.dtype,
-        matrices=_matrix_form(spec, chip, spec.k, spec.n),
-        down=_matrix_form(spec, chip, spec.n, spec.k),
-    )
+    ring_spec = experts_spec(spec, chip)
     ring = None if spec.quantize_lhs else RingProductsSchedule.of(ring_spec, chip)
     if spec.quantize_lhs:
         form += "; kernels on the ring do not quantize rows"
@@ -88,22 +60,9 @@ def all_gather_parts(spec: MoeSpec, chip: Chip) -> tuple[str, list[MoePart]]:
     return form, parts
 
 
-def _matrix_form(spec: MoeSpec, chip: Chip, k: int, n: int) -> MatrixForm:
-    """Return the form in which kernels read matrices of k × n: others are dequantized."""
-    if spec.dtype_rhs is None or not reads_codes(spec.dtype_rhs, k, spec.rhs_block or k, chip):
-        return MatrixForm(dtype=spec.dtype)
-    has_blocks = spec.rhs_block not in (None, k)
-    columns = shared_columns(n, spec.scale_columns) if has_blocks else 1
-    return MatrixForm(dtype=spec.dtype_rhs, block=spec.rhs_block or k, scale_columns=columns)
-
-
-def _of_codes(form: MatrixForm) -> str:
-    return "" if form.block is None else f"codes of {form.dtype} are read as they are stored; "
-
-
 def _on_ring(spec: ExpertsSpec, schedule: RingProductsSchedule, chip: Chip) -> MoePart:
     why = (
-        f"{_of_codes(spec.matrices)}tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of "
+        f"{of_codes(spec.matrices)}tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of "
         f"{schedule.panel:,} rows stay in VMEM: weights are read once for so many rows"
     )
     return MoePart(name="gate and up", by="a kernel", why=why, time_us=schedule.time_us(spec, chip))
@@ -111,7 +70,7 @@ def _on_ring(spec: ExpertsSpec, schedule: RingProductsSchedule, chip: Chip) -> M
 
 def _with_sums(spec: ExpertsSpec, schedule: ScatterProductsSchedule, chip: Chip, links_us: float) -> MoePart:
     why = (
-        f"{_of_codes(spec.down)}sums of {schedule.columns:,} columns are sent round the ring while the next ones are "
+        f"{of_codes(spec.down)}sums of {schedule.columns:,} columns are sent round the ring while the next ones are "
         "multiplied"
     )
     name = "down, sums of tokens and reduce-scatter"

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.ops.grouped.spec import GroupedSpec, multiplies_codes, reads_codes, shared_columns
+from systolic.ops.moe.blocks import ExpertsSpec
 from systolic.ops.moe.forms import Form
+from systolic.ops.moe.matrices import MatrixForm
 from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.planner import plan
 from systolic.spec import dtype_bytes, format_bytes
@@ -33,6 +35,50 @@ def moved(name: str, form: Form) -> MoePart:
     """Return the part that moves rows in this way."""
     computed_by = "a kernel" if form.by_kernel else "XLA"
     return MoePart(name=name, by=computed_by, why=form.reason, time_us=form.time_us)
+
+
+def sorted_rows(spec: MoeSpec) -> str:
+    """Describe the copies of rows in the order of experts."""
+    rows = -(-spec.m * spec.top_k // spec.devices)
+    moved_mb = rows * spec.k * dtype_bytes(spec.dtype) / 1e6
+    return f"{rows:,} rows are copied in the order of experts, {moved_mb:,.1f} MB written and read again"
+
+
+def experts_spec(spec: MoeSpec, chip: Chip) -> ExpertsSpec:
+    """Return the experts of a device, as kernels that find tokens in VMEM multiply them."""
+    return ExpertsSpec(
+        devices=spec.devices,
+        tokens=spec.m,
+        choices=spec.m * spec.top_k,
+        experts=spec.experts // spec.devices,
+        d=spec.k,
+        f=spec.n,
+        products=2,
+        dtype=spec.dtype,
+        matrices=_matrix_form(spec, chip, spec.k, spec.n),
+        down=_matrix_form(spec, chip, spec.n, spec.k),
+    )
+
+
+def _matrix_form(spec: MoeSpec, chip: Chip, k: int, n: int) -> MatrixForm:
+    """Return the form in which kernels read matrices of k × n: others are dequantized."""
+    if spec.dtype_rhs is None or not reads_codes(spec.dtype_rhs, k, spec.rhs_block or k, chip):
+        return MatrixForm(dtype=spec.dtype)
+    has_blocks = spec.rhs_block not in (None, k)
+    columns = shared_columns(n, spec.scale_columns) if has_blocks else 1
+    return MatrixForm(dtype=spec.dtype_rhs, block=spec.rhs_block or k, scale_columns=columns)
+
+
+def of_codes(form: MatrixForm) -> str:
+    """Begin the reason of a part with what its kernel reads, if that is codes."""
+    return "" if form.block is None else f"codes of {form.dtype} are read as they are stored; "
+
+
+def products(spec: MoeSpec, chip: Chip, room: int) -> tuple[list[MoePart], list[MoePart]]:
+    """Return the parts of the products by gate and up, and by down, of rows in the order of experts."""
+    here = spec.experts // spec.devices
+    gate_up = product_parts("gate and up", spec, chip, here, room, k=spec.k, n=spec.n, gated=True)
+    return gate_up, product_parts("down", spec, chip, here, room, k=spec.n, n=spec.k, gated=False)
 
 
 def dequantized(name: str, spec: MoeSpec, chip: Chip, groups: int, *, k: int, n: int, gated: bool) -> list[MoePart]:

@@ -15,12 +15,12 @@ from systolic.kernels.interpreted import tracing_for
 from systolic.kernels.packed_rows import row_codes
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
-from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.blocks import ROW_TILE, ExpertsSpec
 from systolic.ops.moe.experts import Experts
 from systolic.ops.moe.fused.kernel.products import fused_products
 from systolic.ops.moe.fused.kernel.sums import fused_sums
+from systolic.ops.moe.fused.rules import FusedSchedules
 from systolic.ops.moe.fused.schedule import FusedProductsSchedule, FusedSumsSchedule
 from systolic.ops.moe.matrices import MatrixForm
 from systolic.ops.moe.permuting import tokens_of_rows
@@ -42,15 +42,9 @@ class FusedLayer:
     sums: FusedSumsSchedule
 
     @classmethod
-    def of(cls, backend: Backend, call: Call, experts: Experts) -> FusedLayer | None:
-        """Return the kernels, or None where they cannot run."""
-        chip = backend.chip
-        if chip is None or backend.implementation == "xla":
-            return None
-        if explicit_mesh([call.x, *jax.tree.leaves(experts)]) is not None:
-            return None
-        if any(bias is not None for bias in (experts.bias_gate, experts.bias_up, experts.bias_down)):
-            return None
+    def of(cls, backend: Backend, chip: Chip, call: Call, experts: Experts, *, quantizes_rows: bool) -> FusedLayer:
+        """Return the kernels; raise IllegalTilesError with each reason if they cannot run."""
+        biases = experts.bias_gate, experts.bias_up, experts.bias_down
         count, d, f = experts.gate.shape
         first, down = jax.eval_shape(functools.partial(stored, chip), experts, call.x)
         spec = ExpertsSpec(
@@ -65,11 +59,9 @@ class FusedLayer:
             matrices=MatrixForm.of(first),
             down=MatrixForm.of(down),
         )
-        products = FusedProductsSchedule.of(spec, chip)
-        sums = None if products is None else FusedSumsSchedule.of(spec, chip)
-        if products is None or sums is None:
-            return None
-        return cls(backend=backend, chip=chip, spec=spec, products=products, sums=sums)
+        has_bias = any(bias is not None for bias in biases)
+        schedules = FusedSchedules.of(spec, chip, has_bias=has_bias, quantizes_rows=quantizes_rows)
+        return cls(backend=backend, chip=chip, spec=spec, products=schedules.products, sums=schedules.sums)
 
     def sum(self, call: Call, experts: Experts, activation: Any) -> Array:
         """Return each token's weighted sum of what its experts return, [tokens, d]."""
