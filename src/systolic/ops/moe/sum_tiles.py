@@ -52,23 +52,25 @@ class SumTiles:
         rows: tuple[int, int],
         others: Sequence[VmemBuffer],
         chip: Chip,
+        slots: int = WEIGHT_SLOTS,
         **fields: Any,
     ) -> Self | None:
         """Return the schedule with tiles of `columns` for the rows of another kernel, or None if it does not fit.
 
         Args:
           others: buffers of what is done with sums.
+          slots: for weights.
           fields: of a subclass.
         """
         others = (
-            VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.down.dtype, copies=WEIGHT_SLOTS),
-            *spec.down.scale_buffers(spec.down.scale_rows(spec.f), columns, spec.d, WEIGHT_SLOTS),
+            VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.down.dtype, copies=slots),
+            *spec.down.scale_buffers(spec.down.scale_rows(spec.f), columns, spec.d, slots),
             VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=2),
             VmemBuffer(name="sums", shape=(spec.tokens + SUBLANES, columns), dtype="float32", copies=2),
             *others,
         )
         room = buffer_bytes(chip) - total_bytes(others)
-        for places in (spec.experts, WEIGHT_SLOTS):
+        for places in (spec.experts, slots):
             rows_buffer = VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=places + 1)
             if total_bytes([rows_buffer]) <= room:
                 break
@@ -82,7 +84,7 @@ class SumTiles:
             tiles=spec.d // columns,
             block_columns=max(side for side in legal_sides(columns, LANES) if side <= BLOCK_COLUMNS),
             rows=rows,
-            slots=WEIGHT_SLOTS,
+            slots=slots,
             places=places,
             keeps_rows=places == spec.experts,
             buffers=(rows_buffer, *others),
