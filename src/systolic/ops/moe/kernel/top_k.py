@@ -7,8 +7,8 @@ sorts all logits. The grid goes over tiles of tokens; blocks of a tile that are 
 latencies.
 
 Logits are compared as integers in IEEE 754's totalOrder, as in the comparison of XLA's sort: a positive NaN is above
-infinity, a negative one below minus infinity, and -0 below 0. The lowest of all, a NaN of which all bits are set, counts
-as taken out: its expert may be returned more than once.
+infinity, a negative one below minus infinity, and -0 below 0. The lowest of all, a NaN of which all bits are set,
+counts as taken out: its expert may be returned more than once.
 """
 
 from __future__ import annotations
