@@ -85,6 +85,7 @@ def moe(
     """
     import jax
 
+    from systolic.ops.engine.backend import backend_of
     from systolic.ops.gated import gated_matmul
     from systolic.ops.matmul import matmul
     from systolic.ops.moe.arguments import canonical
@@ -113,6 +114,7 @@ def moe(
         renormalize=renormalize,
         capacity=capacity,
         axis=axis_name,
+        backend=backend_of(implementation, chip, None),
     )
     experts = Experts(w_gate, w_up, w_down, bias_gate, bias_up, bias_down)
     options = {"precision": precision, "implementation": implementation, "chip": chip}

@@ -11,8 +11,9 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import given_dtype, operand
-from systolic.ops.moe.routing import chosen_experts
+from systolic.ops.moe.choosing import chosen_experts
 from systolic.ops.quantized.array import Quantized
 from systolic.spec import SpecError
 
@@ -39,8 +40,9 @@ def canonical(
     renormalize: bool,
     capacity: Any,
     axis: Any,
+    backend: Backend,
 ) -> Call:
-    """Check shapes, and choose experts; raise SpecError for what does not match."""
+    """Check shapes, and choose experts by this backend; raise SpecError for what does not match."""
     rows = operand(x, "x")
     if rows.ndim < 2:
         raise SpecError(f"x of shape {list(rows.shape)}; use [tokens, d], or more dimensions before d")
@@ -59,7 +61,7 @@ def canonical(
             )
         if top_k is None or not 1 <= operator.index(top_k) <= experts:
             raise SpecError(f"top_k={top_k}; use the number of experts of a token, from 1 to {experts}")
-        ids, weights = chosen_experts(logits.reshape(-1, experts), top_k, renormalize)
+        ids, weights = chosen_experts(backend, logits.reshape(-1, experts), top_k, renormalize)
     if capacity is not None and operator.index(capacity) < 1:
         raise SpecError(f"capacity={capacity}; use a number of rows from 1 up, or leave it out")
     return Call(

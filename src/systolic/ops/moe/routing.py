@@ -1,4 +1,4 @@
-"""Chooses each token's experts, and sorts the choices by expert.
+"""Sorts the choices of experts by expert.
 
 A choice is one token with one of its experts: token t's are numbers k · t to k · t + k - 1.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -30,29 +29,8 @@ class Sorted(NamedTuple):
         return self.counts.sum(0)
 
 
-def chosen_experts(logits: Array, top_k: int, renormalize: bool) -> tuple[Array, Array]:
-    """Return the experts of each token, [tokens, k], and their weights in float32."""
-    logits = logits.astype(jnp.float32)
-    values, ids = lax.top_k(lax.stop_gradient(logits), top_k)
-    chosen = _selected(logits, values, ids)
-    if renormalize:
-        return ids, jax.nn.softmax(chosen, axis=1)
-    return ids, jnp.exp(chosen - jax.nn.logsumexp(logits, axis=1, keepdims=True))
-
-
-@jax.custom_jvp
-def _selected(logits: Array, values: Array, ids: Array) -> Array:
-    """Return `values`, the logits of `ids`. Their gradient is no scatter, which a TPU does element by element."""
-    return values
-
-
-@_selected.defjvp
-def _selected_tangent(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Any]) -> tuple[Array, Array]:
-    (_, values, ids), (tangent, *_) = primals, tangents
-    return values, jnp.where(_is_expert(ids, tangent.shape[1]), tangent[:, None, :], 0).sum(2)
-
-
-def _is_expert(ids: Array, experts: int) -> Array:
+def is_expert(ids: Array, experts: int) -> Array:
+    """Return whether an id, [...], is each of the experts: [..., experts]."""
     return ids[..., None] == jnp.arange(experts, dtype=ids.dtype)
 
 
@@ -72,7 +50,7 @@ def sorted_with_values(
     ids = jnp.where((ids >= 0) & (ids < experts), ids, experts)
     granules = -(-tokens // GRANULE_TOKENS)
     in_granules = jnp.pad(ids, [(0, granules * GRANULE_TOKENS - tokens), (0, 0)], constant_values=experts)
-    counted = _is_expert(in_granules.reshape(granules, -1), experts).astype(jnp.int32)
+    counted = is_expert(in_granules.reshape(granules, -1), experts).astype(jnp.int32)
     counts = typical(counted.sum(1), typical_counts(tokens, top_k, experts, devices))
     ids = ids.reshape(-1)
     if capacity is not None:
@@ -95,7 +73,7 @@ def sorted_with_values(
 
 def sizes_of_experts(ids: Array, experts: int) -> Array:
     """Return the rows of each expert, without a capacity."""
-    return _is_expert(ids.reshape(-1), experts).astype(jnp.int32).sum(0)
+    return is_expert(ids.reshape(-1), experts).astype(jnp.int32).sum(0)
 
 
 def typical_sizes(tokens: int, top_k: int, experts: int, devices: int) -> Any:
