@@ -77,10 +77,14 @@ class ExpertsSpec:
         return weights_bytes + self.mean_rows * self.f * dtype_bytes(self.dtype)
 
 
-def block_rows(spec: ExpertsSpec) -> tuple[int, int]:
-    """Return the rows of a large and of a small block."""
+def block_rows(spec: ExpertsSpec, share: float = _BLOCK_SHARE) -> tuple[int, int]:
+    """Return the rows of a large and of a small block.
+
+    Args:
+      share: of the rows of a large block over an expert's mean.
+    """
     mean = -(-spec.mean_rows // spec.experts)
-    return min(max(padded(int(mean * _BLOCK_SHARE), 32), _SMALL_ROWS), _MAX_ROWS), _SMALL_ROWS
+    return min(max(padded(int(mean * share), 2 * ROW_TILE), _SMALL_ROWS), _MAX_ROWS), _SMALL_ROWS
 
 
 def small_rows(rows: tuple[int, int]) -> int:

@@ -65,7 +65,7 @@ class FusedLayer:
 
     def sum(self, call: Call, experts: Experts, activation: Any) -> Array:
         """Return each token's weighted sum of what its experts return, [tokens, d]."""
-        spec, top_k, room = self.spec, call.ids.shape[1], self.products.rows[0]
+        spec, top_k, room = self.spec, call.ids.shape[1], self.sums.rows[0]
         with jax.named_scope("sort"):
             choices, (weights,) = sorted_with_values(call.ids, spec.experts, call.capacity, 1, call.weights)
             tokens = tokens_of_rows(choices, spec.tokens, spec.choices)
