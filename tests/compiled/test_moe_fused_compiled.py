@@ -32,7 +32,7 @@ def simulated(chip: str, form: str, tokens: int, experts: int, *, routed: bool =
     layer = functools.partial(systolic.moe, top_k=top_k, form="fused")
     run = systolic.simulate(layer, x, (ids, shares) if routed else logits, *weights, chip=chip)
     dtypes = "bfloat16" if form == "bfloat16" else f"bfloat16_{weights[0].dtype.name}"
-    names = [op.name for op in run.cores[0].ops if op.is_pallas]
+    names = [op.name for op in run.cores[0].ops if op.is_pallas and "fused" in op.name]
     products, sums = (f"systolic_fused_{kernel}_{dtypes}_{experts}_" for kernel in ("products", "sums"))
     assert [name.startswith(start) for name, start in zip(names, (products, sums), strict=True)] == [True, True], names
     return run

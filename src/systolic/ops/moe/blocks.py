@@ -9,13 +9,13 @@ from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.moe.matrices import MatrixForm
 from systolic.ops.moe.schedule import COPY_CYCLES, REGISTER_CYCLES
-from systolic.schedule.legality import LANES
+from systolic.schedule.legality import LANES, legal_sides
 from systolic.schedule.sizes import padded
 from systolic.spec import dtype_bytes
 
 ROW_TILE = 16  # rows of a register of 16 bits; rows of an expert begin at a whole one
 ROW_COLUMNS = 1024  # of one register; a tile of columns has at most so many
-BLOCK_COLUMNS = 512  # of a product at most
+_BLOCK_COLUMNS = 512  # of a product at most
 WEIGHT_SLOTS = 3
 STAGES = 2  # blocks of the first products on their way to HBM
 MAX_CHOICES = 2**17  # whose codes take half of SMEM
@@ -85,6 +85,13 @@ def block_rows(spec: ExpertsSpec, share: float = _BLOCK_SHARE) -> tuple[int, int
     """
     mean = -(-spec.mean_rows // spec.experts)
     return min(max(padded(int(mean * share), 2 * ROW_TILE), _SMALL_ROWS), _MAX_ROWS), _SMALL_ROWS
+
+
+def product_columns(columns: int, chip: Chip) -> int:
+    """Return the columns of a product: whole matrix units if possible, where half of one takes as long."""
+    sides = [side for side in legal_sides(columns, LANES) if side <= _BLOCK_COLUMNS]
+    whole = [side for side in sides if side % chip.machine.mxu_columns == 0]
+    return max(whole or sides)
 
 
 def small_rows(rows: tuple[int, int]) -> int:

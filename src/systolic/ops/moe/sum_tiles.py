@@ -9,13 +9,13 @@ from typing import Any, Self
 from systolic.chips import Chip
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.moe.blocks import (
-    BLOCK_COLUMNS,
     MAX_CHOICES,
     ROW_COLUMNS,
     STEP_CYCLES,
     SUM_CYCLES,
     WEIGHT_SLOTS,
     ExpertsSpec,
+    product_columns,
     product_cycles,
 )
 from systolic.ops.moe.matrices import MatrixForm
@@ -82,7 +82,7 @@ class SumTiles:
             down=spec.down,
             columns=columns,
             tiles=spec.d // columns,
-            block_columns=max(side for side in legal_sides(columns, LANES) if side <= BLOCK_COLUMNS),
+            block_columns=product_columns(columns, chip),
             rows=rows,
             slots=slots,
             places=places,

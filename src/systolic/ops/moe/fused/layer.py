@@ -16,7 +16,7 @@ from systolic.kernels.packed_rows import row_codes
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.moe.arguments import Call
-from systolic.ops.moe.blocks import ROW_TILE, ExpertsSpec
+from systolic.ops.moe.blocks import ExpertsSpec
 from systolic.ops.moe.experts import Experts
 from systolic.ops.moe.fused.kernel.products import fused_products
 from systolic.ops.moe.fused.kernel.sums import fused_sums
@@ -69,7 +69,7 @@ class FusedLayer:
         with jax.named_scope("sort"):
             choices, (weights,) = sorted_with_values(call.ids, spec.experts, call.capacity, 1, call.weights)
             tokens = tokens_of_rows(choices, spec.tokens, spec.choices)
-            codes = jnp.pad(row_codes(tokens, spec.d // LANES, spec.dtype), (0, ROW_TILE))
+            codes = jnp.pad(row_codes(tokens, spec.d // LANES, spec.dtype), (0, self.products.rows[0]))
             table = table_of_experts(choices.sizes)
             words, factors = sum_operands(weights, choices, top_k, self.sums.registers, room)
         with jax.named_scope("experts"), tracing_for(self.chip):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.moe.blocks import (
-    BLOCK_COLUMNS,
     MAX_CHOICES,
     ROUND_CYCLES,
+    ROW_COLUMNS,
     ROW_TILE,
     STAGES,
     STEP_CYCLES,
@@ -17,6 +18,7 @@ from systolic.ops.moe.blocks import (
     ExpertsSpec,
     block_rows,
     collect_cycles,
+    product_columns,
     product_cycles,
 )
 from systolic.ops.moe.sum_tiles import SumTiles, are_summed, tile_widths
@@ -30,6 +32,7 @@ _PIECE_TOKENS = 256  # at most
 # Rows of a block of the first products over their mean. A second block, of few rows, takes a quarter of the first one's
 # time. Source: simulated on v6e, 128 experts of 2,048 × 768, 512 rows each.
 _PRODUCT_SHARE = 1.06
+_MAX_AHEAD = 80  # registers of 1,024 columns that are collected in the code of a product: 72 bundles each
 # For weights of a tile, so that copies hide their latency. Source: simulated on v7x, 128 experts of 768 × 1,024.
 _SUM_SLOTS = 6
 
@@ -42,6 +45,7 @@ class FusedProductsSchedule:
     tiles: int
     block_columns: int  # of a product
     rows: tuple[int, int]  # of a large and a small block
+    collects_ahead: bool  # the rows of the next expert, in the code of a large block's products
     buffers: tuple[VmemBuffer, ...]
 
     @classmethod
@@ -51,16 +55,17 @@ class FusedProductsSchedule:
             return None
         if not 0 < spec.choices <= MAX_CHOICES or not spec.matrices.is_multiplied(spec.dtype, spec.d):
             return None
-        schedules = (cls._of_columns(spec, columns) for columns in reversed(legal_sides(spec.f, LANES)))
+        schedules = (cls._of_columns(spec, columns, chip) for columns in reversed(legal_sides(spec.f, LANES)))
         return next((made for made in schedules if total_bytes(made.buffers) <= buffer_bytes(chip)), None)
 
     @classmethod
-    def _of_columns(cls, spec: ExpertsSpec, columns: int) -> FusedProductsSchedule:
+    def _of_columns(cls, spec: ExpertsSpec, columns: int, chip: Chip) -> FusedProductsSchedule:
         rows, scale_rows = block_rows(spec, _PRODUCT_SHARE), spec.products * spec.matrices.scale_rows(spec.d)
         weights = (spec.products, spec.d, columns)
+        collects_ahead = rows[0] // ROW_TILE * -(-spec.d // ROW_COLUMNS) <= _MAX_AHEAD
         buffers = (
             VmemBuffer(name="tokens", shape=(spec.tokens, spec.d), dtype=spec.dtype, copies=1),
-            VmemBuffer(name="rows", shape=(rows[0], spec.d), dtype=spec.dtype, copies=1),
+            VmemBuffer(name="rows", shape=(rows[0], spec.d), dtype=spec.dtype, copies=1 + collects_ahead),
             VmemBuffer(name="weights", shape=weights, dtype=spec.matrices.dtype, copies=WEIGHT_SLOTS),
             *spec.matrices.scale_buffers(scale_rows, columns, spec.f, WEIGHT_SLOTS),
             VmemBuffer(name="stages", shape=(rows[0], columns), dtype=spec.dtype, copies=STAGES),
@@ -68,8 +73,9 @@ class FusedProductsSchedule:
         return cls(
             columns=columns,
             tiles=spec.f // columns,
-            block_columns=max(side for side in legal_sides(columns, LANES) if side <= BLOCK_COLUMNS),
+            block_columns=product_columns(columns, chip),
             rows=rows,
+            collects_ahead=collects_ahead,
             buffers=buffers,
         )
 
@@ -88,7 +94,6 @@ class FusedSumsSchedule(SumTiles):
     """The cutting of the kernel that multiplies by down, and adds up the results of each token."""
 
     piece: int  # tokens whose sums are stored together
-    d: int
 
     @classmethod
     def of(cls, spec: ExpertsSpec, chip: Chip) -> FusedSumsSchedule | None:
@@ -96,13 +101,12 @@ class FusedSumsSchedule(SumTiles):
         if not are_summed(spec):
             return None
         piece = max(side for side in legal_sides(spec.tokens, ROW_TILE) if side <= _PIECE_TOKENS)
-        schedules = (cls._of_columns(spec, columns, piece, chip) for columns in tile_widths(spec.d))
-        return next((schedule for schedule in schedules if schedule is not None), None)
-
-    @classmethod
-    def _of_columns(cls, spec: ExpertsSpec, columns: int, piece: int, chip: Chip) -> FusedSumsSchedule | None:
-        stages = VmemBuffer(name="stages", shape=(piece, columns), dtype=spec.dtype, copies=SUM_STAGES)
-        return cls.fitting(spec, columns, block_rows(spec), (stages,), chip, _SUM_SLOTS, piece=piece, d=spec.d)
+        for columns, slots in itertools.product(tile_widths(spec.d), (_SUM_SLOTS, WEIGHT_SLOTS)):
+            stages = VmemBuffer(name="stages", shape=(piece, columns), dtype=spec.dtype, copies=SUM_STAGES)
+            schedule = cls.fitting(spec, columns, block_rows(spec), (stages,), chip, slots, piece=piece)
+            if schedule is not None:
+                return schedule
+        return None
 
     def time_us(self, spec: ExpertsSpec, chip: Chip) -> float:
         """Return the time: nothing hides the departure of the last tile's sums."""

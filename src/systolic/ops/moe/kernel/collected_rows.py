@@ -26,17 +26,21 @@ class CollectedRows:
 
     def collect(self, tokens_ref: Any, slot: Any, code: Any, rows: Any) -> None:
         """Copy whole registers of rows together from a slot of tokens; `code` is the number of the first row's code."""
-        registers = self._tokens.registers
 
         def tile(number: Any, carry: None) -> None:
-            codes = [self._codes[code + number * ROW_TILE + row] for row in range(ROW_TILE)]
-            for word, words in enumerate(self._tokens.packed(tokens_ref, slot, codes)):
-                for at, register in enumerate(words):
-                    first = (number * registers + at * SUBLANES) * SUBLANES + word
-                    self._ref[pl.ds(first, register.shape[0], stride=SUBLANES), :] = register
+            self.collect_tile(tokens_ref, slot, code, number)
             return carry
 
         lax.fori_loop(0, lax.div(rows, jnp.int32(ROW_TILE)), tile, None)
+
+    def collect_tile(self, tokens_ref: Any, slot: Any, code: Any, number: Any) -> None:
+        """Copy the rows of one register of a block."""
+        registers = self._tokens.registers
+        codes = [self._codes[code + number * ROW_TILE + row] for row in range(ROW_TILE)]
+        for word, words in enumerate(self._tokens.packed(tokens_ref, slot, codes)):
+            for at, register in enumerate(words):
+                first = (number * registers + at * SUBLANES) * SUBLANES + word
+                self._ref[pl.ds(first, register.shape[0], stride=SUBLANES), :] = register
 
     def columns(self, rows: int, first: int, count: int) -> Array:
         """Return columns of a block's rows, from a first one and of a number."""

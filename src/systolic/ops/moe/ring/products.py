@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from systolic.chips import Chip
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.moe.blocks import (
-    BLOCK_COLUMNS,
     MAX_CHOICES,
     ROUND_CYCLES,
     ROW_COLUMNS,
@@ -22,6 +21,7 @@ from systolic.ops.moe.blocks import (
     ExpertsSpec,
     block_rows,
     collect_cycles,
+    product_columns,
     product_cycles,
 )
 from systolic.ops.moe.ring.schedule import ScatterSchedule
@@ -61,7 +61,7 @@ class RingProductsSchedule:
         columns = max(side for side in legal_sides(spec.d, LANES) if side <= ROW_COLUMNS)
         if not spec.matrices.is_multiplied(spec.dtype, columns):
             return None
-        block_columns = max(side for side in legal_sides(spec.f, LANES) if side <= BLOCK_COLUMNS)
+        block_columns = product_columns(spec.f, chip)
         scale_rows = spec.products * spec.matrices.scale_rows(columns)
         large, small = block_rows(spec)
 

@@ -32,6 +32,14 @@ from systolic.ops.moe.kernel.summed_products import Expert
 from systolic.schedule.legality import LANES
 
 
+class Collected:
+    """Words about the rows that have been collected."""
+
+    BUFFER = 0  # of the current block
+    READY = 1  # the first code of the rows in the other buffer
+    COUNT = 2
+
+
 class _Refs(NamedTuple):
     experts: Any  # int32 [Expert.COUNT, experts] in SMEM
     codes: Any  # int32 [rows] in SMEM: `row_codes` of tokens
@@ -40,12 +48,13 @@ class _Refs(NamedTuple):
     scales: Any  # float32 [experts, products · blocks of d, f or f / 128] in HBM, of codes
     out: Any  # [rows, f] in HBM
     tokens: Any  # a buffer of `PackedRows`
-    rows: Any  # of `CollectedRows`
+    rows: tuple[Any, ...]  # of `CollectedRows`: of an expert's block, and perhaps of the next expert's first one
     weights: Any  # [slots, products, d, columns]
     step_scales: Any  # float32 [slots, products · blocks of d, columns or f / 128]
     column_scales: Any  # float32 [products · blocks of d, columns]: scales of each column, if columns share them
     stages: Any  # [STAGES, block rows, columns]
     stored: Any  # of `Stages`
+    collected: Any  # int32 [Collected.COUNT] in SMEM
     tokens_sem: Any
     weights_sem: Any  # [slots]
     stages_sem: Any  # [STAGES]
@@ -76,6 +85,7 @@ def fused_products(
     dtypes = "_".join(dict.fromkeys((spec.dtype, spec.matrices.dtype)))
     hbm, scalars = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.SMEM)
     arrays = [array if interpret else from_hbm(array) for array in matrices]
+    rows = CollectedRows.scratch(large, spec.d)
     return pl.pallas_call(
         functools.partial(_kernel, spec, schedule, tokens, activation),
         in_specs=[scalars, scalars, hbm, tuple(hbm for _ in arrays), None if scales is None else hbm],
@@ -83,11 +93,12 @@ def fused_products(
         out_shape=shape_with_mesh_axes((spec.rows, spec.f), dtype, [x, *matrices]),
         scratch_shapes=[
             tokens.scratch,
-            CollectedRows.scratch(large, spec.d),
+            (rows,) * (1 + schedule.collects_ahead),
             pltpu.VMEM((WEIGHT_SLOTS, spec.products, spec.d, schedule.columns), arrays[0].dtype),
             *scale_scratch(schedule.buffers),
             pltpu.VMEM((STAGES, large, schedule.columns), dtype),
             Stages.stored_scratch(),
+            pltpu.SMEM((Collected.COUNT,), jnp.int32),
             pltpu.SemaphoreType.DMA,
             pltpu.SemaphoreType.DMA((WEIGHT_SLOTS,)),
             pltpu.SemaphoreType.DMA((STAGES,)),
@@ -113,6 +124,8 @@ def _kernel(
     steps, weights = schedule.tiles * spec.experts, products.weights
     arrival = pltpu.make_async_copy(refs.x, tokens.in_tiles(refs.tokens).at[0], refs.tokens_sem)
     products.stages.begin()
+    refs.collected[Collected.BUFFER] = jnp.int32(0)
+    refs.collected[Collected.READY] = jnp.int32(-1)
     arrival.start()
     weights.fill(steps)
     arrival.wait()
@@ -137,7 +150,7 @@ class _Products:
         activation: Fn | None,
     ) -> None:
         self._refs, self._spec, self._schedule, self._activation = refs, spec, schedule, activation
-        self._rows = CollectedRows(refs.rows, tokens, refs.codes)
+        self._rows = [CollectedRows(ref, tokens, refs.codes) for ref in refs.rows]
         self._weights = StoredWeights(spec.matrices, spec.dtype, refs.weights, refs.step_scales, refs.column_scales)
         self.stages = Stages(refs.stages, refs.out, refs.stored, refs.stages_sem)
 
@@ -173,38 +186,54 @@ class _Products:
         """Store the activated products of an expert's rows with a tile of its columns."""
         refs, (large, small) = self._refs, self._schedule.rows
         (expert, tile), slot = self._at(number), self.weights.slot(number)
-        size = refs.experts[Expert.ROWS, expert]
+        size, first_code = refs.experts[Expert.ROWS, expert], refs.experts[Expert.CODE, expert]
         pl.when(size > 0)(lambda: self._weights.spread_scales(slot, tile * (self._schedule.columns // LANES)))
         count = lax.div(jnp.maximum(size - small_rows(self._schedule.rows) + large - 1, 0), jnp.int32(large))
+        collected = refs.collected
+        is_ready = (tile == 0) & (size > 0) & (collected[Collected.READY] == first_code)
+        collected[Collected.BUFFER] = jnp.where(is_ready, 1 - collected[Collected.BUFFER], collected[Collected.BUFFER])
 
-        def blocks(rows: int, first: Any, end: Any) -> None:
+        def blocks(rows: int, first: Any, end: Any, *, collects_ahead: bool) -> None:
             def block(number: Any, carry: None) -> None:
                 row = first + number * rows
                 used = lax.div(jnp.minimum(size - row, rows) + ROW_TILE - 1, jnp.int32(ROW_TILE)) * ROW_TILE
                 # The rows of an expert with one block stay.
-                pl.when((tile == 0) | (size > rows))(
-                    lambda: self._rows.collect(refs.tokens, 0, refs.experts[Expert.CODE, expert] + row, used)
-                )
-                self._multiply(refs.experts[Expert.BEGIN, expert] + row, used, slot, tile, rows)
+                is_missing = jnp.where(tile == 0, (row > 0) | ~is_ready, size > rows)
+                for buffer, collected_rows in enumerate(self._rows):
+
+                    @pl.when(collected[Collected.BUFFER] == buffer)
+                    def _in_buffer(buffer: int = buffer, collected_rows: CollectedRows = collected_rows) -> None:
+                        pl.when(is_missing)(lambda: collected_rows.collect(refs.tokens, 0, first_code + row, used))
+                        next_code = first_code + size if collects_ahead else None
+                        self._multiply(
+                            buffer, refs.experts[Expert.BEGIN, expert] + row, used, slot, tile, rows, next_code
+                        )
+
+                if collects_ahead:
+                    collected[Collected.READY] = first_code + size
                 return carry
 
             lax.fori_loop(0, lax.div(jnp.maximum(end - first + rows - 1, 0), jnp.int32(rows)), block, None)
 
-        blocks(large, 0, jnp.minimum(count * large, size))
-        blocks(small, count * large, size)
+        blocks(large, 0, jnp.minimum(count * large, size), collects_ahead=self._schedule.collects_ahead)
+        blocks(small, count * large, size, collects_ahead=False)
 
-    def _multiply(self, row: Any, used: Any, slot: Any, tile: Any, rows: int) -> None:
+    def _multiply(
+        self, buffer: int, row: Any, used: Any, slot: Any, tile: Any, rows: int, next_code: Any | None
+    ) -> None:
+        """Multiply the rows of a block, and collect the rows of the next expert in the same code."""
         refs, width, stage = self._refs, self._schedule.block_columns, self.stages.reserve()
-
-        def on_columns(number: Any) -> None:
-            columns = pl.ds(pl.multiple_of(number * width, width), width)
+        shares = self._schedule.columns // width
+        groups = 0 if next_code is None else rows // ROW_TILE
+        for share in range(shares):
+            columns = pl.ds(share * width, width)
             total, *up = (
-                self._weights.product(functools.partial(self._rows.columns, rows), slot, product, columns)
+                self._weights.product(functools.partial(self._rows[buffer].columns, rows), slot, product, columns)
                 for product in range(self._spec.products)
             )
             refs.stages[stage, pl.ds(0, rows), columns] = apply_epilogue(
                 total, self._spec.dtype, activation=self._activation, up=up[0] if up else None
             )
-
-        pl.loop(0, self._schedule.columns // width)(on_columns)
+            for group in range(share * groups // shares, (share + 1) * groups // shares):
+                self._rows[1 - buffer].collect_tile(refs.tokens, 0, next_code, group)
         self.stages.send(stage, row, used, tile * self._schedule.columns)
