@@ -98,7 +98,6 @@ RECIPES = (
         },
         flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP, **NO_BUNDLE_COSTS},
         source=f"{_RECIPES}/trillium/GPT3-175B-MaxText/bf16/README.md",
-        not_run="19.06 s with an older model of copies, 60 cycles to issue one and 60 to wait in place of 30 and 30",
         differs="older compiler (jax 0.5.2); RMS norms and rotated positions in place of GPT-3's",
     ),
     Recipe(

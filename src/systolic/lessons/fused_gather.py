@@ -10,7 +10,8 @@ they save is 64 MiB across HBM, and what they add is work for each row. A core s
 matrix units wait meanwhile. Two buffers hide the time for which copies are under way, which is the smaller part. Loads
 from VMEM take less time than copies. On v5e and v6e XLA's gather has x in VMEM too.
 
-So `systolic.moe` does not fuse the gather: a kernel copies rows in the order of experts, reading them from VMEM.
+Step 4 pays where the work for a row is hidden: `systolic.moe` copies the next expert's rows together in the code that
+multiplies this one's, and where experts' weights take longer to arrive than all of that.
 
 The fault is in the wait, and no time shows it:
 

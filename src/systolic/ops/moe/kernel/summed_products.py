@@ -21,9 +21,6 @@ from systolic.ops.moe.kernel.stored_weights import StoredWeights
 from systolic.ops.moe.sum_tiles import SumTiles
 from systolic.schedule.legality import LANES
 
-# Rows that are added together: their sums are read before any is written.
-_GROUP = 8
-
 
 class Expert:
     """Rows of the table of experts."""
@@ -156,72 +153,70 @@ class SummedProducts:
           added: the buffer of the block before, and the parity of its sums; None: do not add.
         """
         schedule = self._schedule
-        width, registers, groups = schedule.block_columns, schedule.registers, rows.shape[0] // _GROUP
+        width, registers, eights = schedule.block_columns, schedule.registers, rows.shape[0] // SUBLANES
         shares = schedule.columns // width
-        share = groups // shares
+        share = eights // shares
         # The rest is added to sums later, and zeros do no harm.
         is_used = lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 0) < used
 
-        def on_columns(number: Any) -> None:
-            columns = pl.ds(pl.multiple_of(number * width, width), width)
+        for number in range(shares):
+            columns = pl.ds(number * width, width)
             total = self._weights.product(lambda first, size: rows[:, pl.ds(first, size)], slot, 0, columns)
             total = jnp.where(is_used, total, 0)
             for row in range(0, rows.shape[0], SUBLANES):
                 for register in range(width // LANES):
                     first = row * registers + (number * (width // LANES) + register) * SUBLANES
-                    products[pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES), :] = total[
+                    products[pl.ds(first, SUBLANES), :] = total[
                         row : row + SUBLANES, register * LANES : (register + 1) * LANES
                     ]
-            for group in range(0 if added is None else share):
-                self._add_group(*added, number * share + group)
-
-        for number in range(shares):
-            on_columns(number)
-        if added is not None and share * shares < groups:
-            pl.loop(share * shares, groups)(functools.partial(self._add_group, *added))
+            if added is not None:
+                for eight in range(number * share, (number + 1) * share):
+                    self._add_eight(*added, eight)
+        if added is not None and share * shares < eights:
+            pl.loop(share * shares, eights)(functools.partial(self._add_eight, *added))
 
     def add_up(self) -> None:
         """Add the last block's products to the sums of their tokens, and leave zeros in their place."""
-        refs, words = self._refs, self._schedule.registers * _GROUP
+        refs, words = self._refs, self._schedule.registers * SUBLANES
 
         def of_buffer(buffer: int) -> None:
             parity = refs.block[Block.PARITY]
 
-            def group(number: Any) -> None:
-                self._add_group(buffer, parity, number)
+            def eight(number: Any) -> None:
+                self._add_eight(buffer, parity, number)
                 place = pl.ds(pl.multiple_of(number * words, words), words)
                 refs.products[buffer][place, :] = jnp.zeros((words, LANES), jnp.float32)
 
-            pl.loop(0, lax.div(refs.block[Block.USED] + _GROUP - 1, jnp.int32(_GROUP)))(group)
+            pl.loop(0, lax.div(refs.block[Block.USED] + SUBLANES - 1, jnp.int32(SUBLANES)))(eight)
 
         for buffer in range(len(refs.products)):
             pl.when(refs.block[Block.BUFFER] == buffer)(functools.partial(of_buffer, buffer))
         refs.block[Block.USED] = jnp.int32(0)
 
-    def _add_group(self, buffer: int, parity: Any, number: Any) -> None:
-        """Add a group of rows of the last block's products to sums. Those that are not used are zeros."""
-        refs, schedule, first = self._refs, self._schedule, number * _GROUP
+    def _add_eight(self, buffer: int, parity: Any, number: Any) -> None:
+        """Add eight rows of the last block's products to sums. Those that are not used are zeros."""
+        refs, schedule, first = self._refs, self._schedule, number * SUBLANES
         registers, sums = schedule.registers, refs.sums.at[parity]
-        words = _GROUP * registers
+        words = SUBLANES * registers
         products = refs.products[buffer].at[pl.ds(pl.multiple_of(first * registers, words), words)]
         code = refs.block[Block.CODE] + first
 
         def row_of(ref: Any, first: Any) -> Any:
             return ref.at[pl.ds(first, registers, stride=SUBLANES), :]
 
-        places = [refs.words[code + row] for row in range(_GROUP)]
+        # Twice as many rows at once would take more scalar registers than there are.
+        places = [refs.words[code + row] for row in range(SUBLANES)]
         if self._repeats:
             used = refs.block[Block.USED] - first
             nothing = schedule.tokens * registers
             places = [jnp.where(row < used, place, nothing) for row, place in enumerate(places)]
         totals: list[Any] = []
         before = [row_of(sums, place)[...] for place in places]
-        for row in range(_GROUP):
+        for row in range(SUBLANES):
             total = before[row]
             if self._repeats and row:
                 total = jnp.where(places[row] == places[row - 1], totals[-1], total)
-            place = row // SUBLANES * SUBLANES * registers + row % SUBLANES
-            totals.append(total + row_of(products, place)[...] * refs.factors[code + row])
+            totals.append(total + row_of(products, row)[...] * refs.factors[code + row])
         # The next expert's rows, of the same tokens perhaps, add zeros: they are written first.
-        for row in range(_GROUP) if self._repeats else reversed(range(_GROUP)):
+        for row in range(SUBLANES) if self._repeats else reversed(range(SUBLANES)):
             row_of(sums, places[row])[...] = totals[row]
