@@ -159,19 +159,21 @@ class SummedProducts:
         # The rest is added to sums later, and zeros do no harm.
         is_used = lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 0) < used
 
-        for number in range(shares):
-            columns = pl.ds(number * width, width)
+        def on_columns(number: Any) -> None:
+            columns = pl.ds(pl.multiple_of(number * width, width), width)
             total = self._weights.product(lambda first, size: rows[:, pl.ds(first, size)], slot, 0, columns)
             total = jnp.where(is_used, total, 0)
             for row in range(0, rows.shape[0], SUBLANES):
                 for register in range(width // LANES):
                     first = row * registers + (number * (width // LANES) + register) * SUBLANES
-                    products[pl.ds(first, SUBLANES), :] = total[
+                    products[pl.ds(pl.multiple_of(first, SUBLANES), SUBLANES), :] = total[
                         row : row + SUBLANES, register * LANES : (register + 1) * LANES
                     ]
             if added is not None:
-                for eight in range(number * share, (number + 1) * share):
-                    self._add_eight(*added, eight)
+                for eight in range(share):
+                    self._add_eight(*added, number * share + eight)
+
+        pl.loop(0, shares, unroll=True)(on_columns)  # sums are added during the next columns' products, too
         if added is not None and share * shares < eights:
             pl.loop(share * shares, eights)(functools.partial(self._add_eight, *added))
 

@@ -225,8 +225,10 @@ class _Products:
         refs, width, stage = self._refs, self._schedule.block_columns, self.stages.reserve()
         shares = self._schedule.columns // width
         groups = 0 if next_code is None else rows // ROW_TILE
-        for share in range(shares):
-            columns = pl.ds(share * width, width)
+        at_once = groups // shares
+
+        def on_columns(share: Any) -> None:
+            columns = pl.ds(pl.multiple_of(share * width, width), width)
             total, *up = (
                 self._weights.product(functools.partial(self._rows[buffer].columns, rows), slot, product, columns)
                 for product in range(self._spec.products)
@@ -234,6 +236,12 @@ class _Products:
             refs.stages[stage, pl.ds(0, rows), columns] = apply_epilogue(
                 total, self._spec.dtype, activation=self._activation, up=up[0] if up else None
             )
-            for group in range(share * groups // shares, (share + 1) * groups // shares):
-                self._rows[1 - buffer].collect_tile(refs.tokens, 0, next_code, group)
+            for group in range(at_once):
+                self._rows[1 - buffer].collect_tile(refs.tokens, 0, next_code, share * at_once + group)
+
+        pl.loop(0, shares)(on_columns)
+        if at_once * shares < groups:
+            pl.loop(at_once * shares, groups)(
+                functools.partial(self._rows[1 - buffer].collect_tile, refs.tokens, 0, next_code)
+            )
         self.stages.send(stage, row, used, tile * self._schedule.columns)
