@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from systolic.chips import Chip
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.moe.blocks import (
-    MAX_CHOICES,
     ROUND_CYCLES,
     ROW_COLUMNS,
     ROW_TILE,
@@ -21,7 +20,7 @@ from systolic.ops.moe.blocks import (
     product_columns,
     product_cycles,
 )
-from systolic.ops.moe.sum_tiles import SumTiles, are_summed, tile_widths
+from systolic.ops.moe.sum_tiles import SumTiles, tile_widths
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.legality import LANES, legal_sides
 from systolic.schedule.vmem import buffer_bytes
@@ -50,11 +49,7 @@ class FusedProductsSchedule:
 
     @classmethod
     def of(cls, spec: ExpertsSpec, chip: Chip) -> FusedProductsSchedule | None:
-        """Return the schedule with the widest steps that fit, or None if sizes are no whole tiles or none fits."""
-        if spec.tokens % ROW_TILE or spec.d % LANES or spec.f % LANES or spec.dtype != "bfloat16":
-            return None
-        if not 0 < spec.choices <= MAX_CHOICES or not spec.matrices.is_multiplied(spec.dtype, spec.d):
-            return None
+        """Return the schedule with the widest steps that fit, or None if none does; `FusedSchedules` checks sizes."""
         schedules = (cls._of_columns(spec, columns, chip) for columns in reversed(legal_sides(spec.f, LANES)))
         return next((made for made in schedules if total_bytes(made.buffers) <= buffer_bytes(chip)), None)
 
@@ -83,7 +78,9 @@ class FusedProductsSchedule:
         """Return the time: nothing hides the arrival of the tokens."""
         machine = chip.machine
         cycles = spec.products * product_cycles(spec, spec.matrices, self.rows, spec.d, spec.f, chip)
-        cycles += spec.mean_rows * collect_cycles(spec.d) + self.tiles * spec.experts * STEP_CYCLES
+        cycles += self.tiles * spec.experts * STEP_CYCLES
+        if not self.collects_ahead:
+            cycles += spec.mean_rows * collect_cycles(spec.d)
         tokens_bytes = spec.tokens * spec.d * dtype_bytes(spec.dtype)
         hbm_s = spec.least_hbm_bytes / machine.hbm_bytes_per_s
         return (tokens_bytes / machine.hbm_bytes_per_s + max(hbm_s, cycles / machine.clock_hz)) * 1e6
@@ -98,8 +95,6 @@ class FusedSumsSchedule(SumTiles):
     @classmethod
     def of(cls, spec: ExpertsSpec, chip: Chip) -> FusedSumsSchedule | None:
         """Return the schedule with the widest tiles whose sums fit, or None if none do."""
-        if not are_summed(spec):
-            return None
         piece = max(side for side in legal_sides(spec.tokens, ROW_TILE) if side <= _PIECE_TOKENS)
         for columns, slots in itertools.product(tile_widths(spec.d), (_SUM_SLOTS, WEIGHT_SLOTS)):
             stages = VmemBuffer(name="stages", shape=(piece, columns), dtype=spec.dtype, copies=SUM_STAGES)
