@@ -40,13 +40,15 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 from systolic.compat import interpret_params, races_found
 from systolic.ops.engine.backend import backend_of
-from systolic.ops.moe.experts import Experts
+from systolic.ops.moe import sum_tiles
+from systolic.ops.moe.experts import Experts, stored
 from systolic.ops.moe.ring import products
-from systolic.ops.moe.ring.hidden import RingHidden, stored
+from systolic.ops.moe.ring.hidden import RingHidden
 from systolic.ops.moe.routing import sorted_by_expert
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 3, 256, 128, 2
-products._SLAB_COLUMNS = int(sys.argv[2])
+assert products.ROW_COLUMNS == sum_tiles.ROW_COLUMNS
+products.ROW_COLUMNS = sum_tiles.ROW_COLUMNS = int(sys.argv[2])
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 32, DEVICES * HERE
 x = jnp.asarray(random.normal(size=(tokens, D)), jnp.bfloat16).at[5].set(jnp.nan)
@@ -104,14 +106,17 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 from systolic.compat import interpret_params, races_found
 from systolic.ops.engine.backend import backend_of
-from systolic.ops.moe.experts import Experts
+from systolic.ops.moe import sum_tiles
+from systolic.ops.moe.experts import Experts, stored
 from systolic.ops.moe.ring import products
-from systolic.ops.moe.ring.hidden import RingHidden, in_whole_registers, stored
+from systolic.ops.moe.ring.hidden import RingHidden
+from systolic.ops.moe.row_operands import in_whole_registers
 from systolic.ops.moe.routing import sorted_with_values
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 12, 256, int(sys.argv[4]), 2
 REPEATS = sys.argv[2] == "repeats"
-products._SLAB_COLUMNS = 128  # two tiles of columns
+assert products.ROW_COLUMNS == sum_tiles.ROW_COLUMNS
+products.ROW_COLUMNS = sum_tiles.ROW_COLUMNS = 128  # two tiles of columns
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
 ids = np.minimum(random.geometric(0.1, (tokens, K)) - 1, experts - 1).astype("i")  # some twice by one token
@@ -179,7 +184,8 @@ from systolic.compat import interpret_params
 from systolic.ops.moe.ring import products
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 4, 256, 128, 2
-products._SLAB_COLUMNS = 128  # two slabs, and two tiles of columns
+assert products.ROW_COLUMNS == sum_tiles.ROW_COLUMNS
+products.ROW_COLUMNS = sum_tiles.ROW_COLUMNS = 128  # two slabs, and two tiles of columns
 mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
 random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from jax import Array, lax
 
+from systolic.chips import Chip
 from systolic.compat import varying_alike
 from systolic.ops.grouped import grouped_matmul
+from systolic.ops.grouped.codes import Weights, weights_of
 
 
 class Experts(NamedTuple):
@@ -48,3 +51,9 @@ def product(x: Array, matrices: Array, sizes: Array, *, leaves_rest: bool, **opt
     if leaves_rest:
         existing, _ = varying_alike([lax.empty((x.shape[0], matrices.shape[2]), x.dtype), x])
     return grouped_matmul(x, matrices, sizes, existing_out=existing, **options)
+
+
+def stored(chip: Chip, experts: Experts, x: Array) -> tuple[Weights, Weights]:
+    """Return gate and up, and down, as kernels read them next to x: codes that they do not read are dequantized."""
+    weights = functools.partial(weights_of, lhs=x, transpose_rhs=False, side_by_side=False, chip=chip)
+    return weights(experts.gate, experts.up), weights(experts.down, None)

@@ -16,13 +16,13 @@ from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.all_to_all.layer import sum_by_all_to_all
 from systolic.ops.moe.arguments import Call
-from systolic.ops.moe.experts import Experts, mlp, product
+from systolic.ops.moe.experts import Experts, mlp, product, stored
 from systolic.ops.moe.forms import MoeForm
 from systolic.ops.moe.fused.layer import FusedLayer
 from systolic.ops.moe.permuting import Summing, spread
 from systolic.ops.moe.plan import faster_form
 from systolic.ops.moe.ring.gathering import spread_of_all_devices
-from systolic.ops.moe.ring.hidden import RingHidden, stored
+from systolic.ops.moe.ring.hidden import RingHidden
 from systolic.ops.moe.ring.summing import combined_over_devices
 from systolic.ops.moe.routing import sorted_by_expert, sorted_with_values
 from systolic.ops.moe.spec import MoeSpec

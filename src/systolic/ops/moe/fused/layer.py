@@ -17,14 +17,13 @@ from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.blocks import ExpertsSpec
-from systolic.ops.moe.experts import Experts
+from systolic.ops.moe.experts import Experts, stored
 from systolic.ops.moe.fused.kernel.products import fused_products
 from systolic.ops.moe.fused.kernel.sums import fused_sums
 from systolic.ops.moe.fused.rules import FusedSchedules
 from systolic.ops.moe.fused.schedule import FusedProductsSchedule, FusedSumsSchedule
 from systolic.ops.moe.matrices import MatrixForm
 from systolic.ops.moe.permuting import tokens_of_rows
-from systolic.ops.moe.ring.hidden import stored
 from systolic.ops.moe.routing import sorted_with_values
 from systolic.ops.moe.row_operands import sum_operands, table_of_experts
 from systolic.schedule.legality import LANES

@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.packed_rows import SUBLANES
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.moe.blocks import ROW_TILE, small_rows
-from systolic.ops.moe.kernel.stored_weights import StoredWeights
+from systolic.ops.moe.kernel.stored_weights import StoredWeights, scale_scratch
 from systolic.ops.moe.sum_tiles import SumTiles
 from systolic.schedule.legality import LANES
 
@@ -39,6 +39,19 @@ class Block:
     USED = 2  # rows
     PARITY = 3  # of its tile of columns
     COUNT = 4
+
+
+def summed_scratch(schedule: SumTiles, f: int) -> list[Any]:
+    """Return the scratch for rows, weights, both kinds of scales, products of two blocks, and sums of all tokens."""
+    dtype, registers = jnp.dtype(schedule.dtype), schedule.registers
+    products = pltpu.VMEM((schedule.rows[0] * registers, LANES), jnp.float32)
+    return [
+        pltpu.VMEM((schedule.places + 1, schedule.rows[0], f), dtype),
+        pltpu.VMEM((schedule.slots, 1, f, schedule.columns), jnp.dtype(schedule.down.dtype)),
+        *scale_scratch(schedule.buffers),
+        (products, products),
+        pltpu.VMEM((2, (schedule.tokens + SUBLANES) * registers, LANES), jnp.float32),
+    ]
 
 
 class SummedProducts:

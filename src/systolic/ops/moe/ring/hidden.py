@@ -22,9 +22,9 @@ from systolic.ops.collective.arguments import axis_ring, barrier_number
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.target import explicit_mesh
-from systolic.ops.grouped.codes import Weights, weights_of
+from systolic.ops.grouped.codes import Weights
 from systolic.ops.moe.blocks import ROW_TILE, ExpertsSpec
-from systolic.ops.moe.experts import Experts
+from systolic.ops.moe.experts import Experts, stored
 from systolic.ops.moe.matrices import MatrixForm
 from systolic.ops.moe.permuting import tokens_of_rows
 from systolic.ops.moe.ring.gathering import hops_round_the_ring, of_device, round_the_ring
@@ -189,9 +189,3 @@ class RingHidden:
                 vmem_limit_bytes=vmem_limit(schedule.buffers, self.chip),
                 interpret=self.backend.interpret,
             )
-
-
-def stored(chip: Chip, experts: Experts, x: Array) -> tuple[Weights, Weights]:
-    """Return gate and up, and down, as kernels read them next to x: codes that they do not read are dequantized."""
-    weights = functools.partial(weights_of, lhs=x, transpose_rhs=False, side_by_side=False, chip=chip)
-    return weights(experts.gate, experts.up), weights(experts.down, None)

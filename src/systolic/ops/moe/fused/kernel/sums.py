@@ -20,14 +20,11 @@ from jaxtyping import Float, Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
-from systolic.kernels.packed_rows import SUBLANES
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.moe.blocks import ExpertsSpec
 from systolic.ops.moe.fused.schedule import SUM_STAGES, FusedSumsSchedule
 from systolic.ops.moe.kernel.rounded_sums import round_sums
-from systolic.ops.moe.kernel.stored_weights import scale_scratch
-from systolic.ops.moe.kernel.summed_products import Block, SummedProducts
-from systolic.schedule.legality import LANES
+from systolic.ops.moe.kernel.summed_products import Block, SummedProducts, summed_scratch
 
 
 class _Refs(NamedTuple):
@@ -75,18 +72,13 @@ def fused_sums(
     operands = experts, words, factors
     arrays = [array if interpret or array is None else from_hbm(array) for array in (hidden, down, scales)]
     dtypes = "_".join(dict.fromkeys((dtype.name, down.dtype.name)))
-    products = pltpu.VMEM((schedule.rows[0] * schedule.registers, LANES), jnp.float32)
     return pl.pallas_call(
         functools.partial(_kernel, schedule, repeats),
         in_specs=[*(scalars for _ in operands), *(None if array is None else hbm for array in arrays)],
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((schedule.tokens, d), dtype, [hidden, down]),
         scratch_shapes=[
-            pltpu.VMEM((schedule.places + 1, schedule.rows[0], f), dtype),
-            pltpu.VMEM((schedule.slots, 1, f, schedule.columns), down.dtype),
-            *scale_scratch(schedule.buffers),
-            (products, products),
-            pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
+            *summed_scratch(schedule, f),
             pltpu.VMEM((SUM_STAGES, schedule.piece, schedule.columns), dtype),
             pltpu.SemaphoreType.DMA((schedule.slots,)),
             pltpu.SemaphoreType.DMA,

@@ -20,14 +20,11 @@ from jaxtyping import Float, Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
-from systolic.kernels.packed_rows import SUBLANES
 from systolic.ops.collective.kernel.walk import Walk
-from systolic.ops.moe.kernel.stored_weights import scale_scratch
-from systolic.ops.moe.kernel.summed_products import Block, SummedProducts
+from systolic.ops.moe.kernel.summed_products import Block, SummedProducts, summed_scratch
 from systolic.ops.moe.ring.kernel.sums import Sends
 from systolic.ops.moe.ring.products import SUM_STAGES, ScatterProductsSchedule
 from systolic.ops.moe.ring.schedule import WAYS
-from systolic.schedule.legality import LANES
 
 
 class _Refs(NamedTuple):
@@ -85,18 +82,13 @@ def scatter_products(
     arrivals = schedule.tiles * schedule.scatter.arrivals
     arrays = [array if interpret or array is None else from_hbm(array) for array in (hidden, down, scales)]
     dtypes = "_".join(dict.fromkeys((dtype.name, down.dtype.name)))
-    products = pltpu.VMEM((schedule.rows[0] * schedule.registers, LANES), jnp.float32)
     return pl.pallas_call(
         functools.partial(_kernel, axis_name, schedule, repeats),
         in_specs=[*(scalars for _ in operands), *(None if array is None else hbm for array in arrays)],
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((own_tokens, d), dtype, [hidden, down]),
         scratch_shapes=[
-            pltpu.VMEM((schedule.places + 1, schedule.rows[0], f), dtype),
-            pltpu.VMEM((schedule.slots, 1, f, schedule.columns), down.dtype),
-            *scale_scratch(schedule.buffers),
-            (products, products),
-            pltpu.VMEM((2, (schedule.tokens + SUBLANES) * schedule.registers, LANES), jnp.float32),
+            *summed_scratch(schedule, f),
             pltpu.VMEM((arrivals + 1, *piece), dtype),
             pltpu.VMEM((SUM_STAGES, *piece), dtype),
             pltpu.SemaphoreType.DMA((schedule.slots,)),
