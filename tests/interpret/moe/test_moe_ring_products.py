@@ -181,6 +181,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 import systolic
 from systolic.compat import interpret_params
+from systolic.ops.moe import sum_tiles
 from systolic.ops.moe.ring import products
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 4, 256, 128, 2
