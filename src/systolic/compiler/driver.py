@@ -16,7 +16,7 @@ from systolic.compat import assigned_devices
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.constants import program_constants
-from systolic.compiler.dump import SOURCE_LINES_FLAG, Dump, empty_dump, read_dump
+from systolic.compiler.dump import ALL_LISTED, SOURCE_LINES_FLAG, Dump, ListingMissing, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target, Topology
@@ -94,9 +94,8 @@ def compile_function(
         empty_dump(dump)
         try:
             with at_stage("compiling"):
-                compiled = _compile(traced, lowered, target.flags)
+                compiled, left = _compile_and_read(traced, lowered, target.flags, dump)
             compile_s = time.perf_counter() - started
-            left = read_dump(dump)
         except CompilerRefusal as refusal:
             # A refusal that names a source line is not stored: lines move while the program stays the same. Such
             # refusals come at once anyway.
@@ -140,6 +139,15 @@ def _lower(traced: Any, *, lines: bool) -> Any:
         default: RefusalKind = "unsupported" if isinstance(blamed, NotImplementedError) else "other"
         text = str(blamed) or type(blamed).__name__
         raise CompilerRefusal.from_text(text, default=default, where=source_line(blamed)) from blamed
+
+
+def _compile_and_read(traced: Any, lowered: Any, flags: Mapping[str, str], dump: Path) -> tuple[Any, Dump]:
+    compiled = _compile(traced, lowered, flags)
+    try:
+        return compiled, read_dump(dump)
+    except ListingMissing:
+        empty_dump(dump)
+        return _compile(traced, lowered, {**ALL_LISTED, **flags}), read_dump(dump)
 
 
 def _compile(traced: Any, lowered: Any, flags: Mapping[str, str]) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from systolic.compiler.errors import CompilerError
+from systolic.compiler.shared_code import representatives
 
 TOP_LEVEL = "TLP"
 # Mosaic writes the line of the source behind each instruction, where a kernel comes with lines. Nothing else changes.
@@ -32,6 +33,13 @@ _SPARSE_START = "sc-start."
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
 _CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")
 
+# Equal operations share their code, and the compiler lists one of them. With this option it compiles and lists each.
+ALL_LISTED = {"xla_jf_hlo_deduplication_all_unique": "true"}
+
+
+class ListingMissing(CompilerError):
+    """A called operation has no listing, and equals none that has one."""
+
 
 def dump_flags(folder: Path) -> tuple[str, ...]:
     """Return the flags with which libtpu writes its listings to `folder`. They do not change the program.
@@ -45,9 +53,6 @@ def dump_flags(folder: Path) -> tuple[str, ...]:
         f"--xla_jf_dump_to={folder}",
         "--xla_jf_dump_llo_text=true",
         "--xla_jf_dump_llo_pass_label_regex=.*(final_bundles|final_hlo).*",
-        # Equal operations share their code, and only one of them gets a listing unless this asks for all. The machine
-        # code is the same size with and without.
-        "--xla_jf_hlo_deduplication_all_unique=true",
         f"--xla_sc_dump_bundles_to={folder / _SPARSE_FOLDER}",
         SOURCE_LINES_FLAG,
     )
@@ -69,8 +74,8 @@ def read_dump(folder: Path) -> Dump:
     """Read the files of one compilation in `folder`.
 
     Raises:
-        CompilerError: no top-level program, more than one, a called operation without a listing, or a file that cannot
-            be read.
+        ListingMissing: a called operation has no listing.
+        CompilerError: no top-level program, more than one, or a file that cannot be read.
     """
     listings: dict[str, str] = {}
     utilization: dict[str, str] = {}
@@ -98,13 +103,16 @@ def read_dump(folder: Path) -> Dump:
         )
     if len(hlo) > 1:
         raise CompilerError(f"the compiler left {len(hlo)} top-level programs where one was compiled")
-    for name in _called(listings) - listings.keys():
-        if (cut := _cut_name(listings, name)) is not None:
-            listings[name] = listings.pop(cut)
-            if cut in utilization:
-                utilization[name] = utilization.pop(cut)
+    for name, cut in _cut_names(listings, _called(listings) - listings.keys()).items():
+        for texts in (listings, utilization):
+            if cut in texts:
+                texts[name] = texts.pop(cut)
+    for name, other in representatives(listings, _called(listings), hlo[0]).items():
+        for texts in (listings, utilization):
+            if other in texts:
+                texts[name] = texts[other]
     if missing := _called(listings) - listings.keys():
-        raise CompilerError(f"the compiler left no listing of the called operations {', '.join(sorted(missing))}")
+        raise ListingMissing(f"the compiler left no listing of the called operations {', '.join(sorted(missing))}")
     return Dump(
         listings=listings,
         utilization={name: text for name, text in utilization.items() if name in listings},
@@ -160,10 +168,17 @@ def _vmem_data(page: str) -> str:
         return ""
 
 
-def _cut_name(listings: Mapping[str, str], name: str) -> str | None:
-    # A file name has room for about 180 characters of an operation's name; the rest is replaced by a hash.
-    cut = [key for key in listings if (match := _CUT_NAME.fullmatch(key)) and name.startswith(match["start"])]
-    return cut[0] if len(cut) == 1 else None
+def _cut_names(listings: Mapping[str, str], missing: Iterable[str]) -> dict[str, str]:
+    """Return the file's name of each operation whose name is too long for one.
+
+    A file name has room for about 180 characters of an operation's name; a hash replaces the rest.
+    """
+    cut: dict[str, list[str]] = {}
+    for key in listings:
+        if (match := _CUT_NAME.fullmatch(key)) is not None:
+            cut.setdefault(match["start"], []).append(key)
+    names = {start: [name for name in missing if name.startswith(start)] for start in cut}
+    return {names[start][0]: keys[0] for start, keys in cut.items() if len(keys) == len(names[start]) == 1}
 
 
 def _called(listings: Mapping[str, str]) -> set[str]:

@@ -121,3 +121,23 @@ def test_emptying_takes_everything(dump):
 def test_white_space_in_the_folder_is_refused(tmp_path):
     with pytest.raises(CompilerError, match="white space"):
         dump_flags(tmp_path / "a b")
+
+
+def test_an_operation_has_the_listing_of_an_equal_one(dump):
+    leave(dump, "TLP", CALLS + "  0x80   :  { %339 = call %s0, %s1 /* %mm.2 = custom-call(%x.2, %y.1) */ }\n")
+    instruction = '  %mm.{0} = f32[8] custom-call(%x.{0}, %y.1), custom_call_target="tpu_custom_call"\n'
+    operands = "".join(f"  %{name} = f32[8] parameter({n})\n" for n, name in enumerate(("x.1", "x.2", "y.1")))
+    body = operands + instruction.format(1) + instruction.format(2)
+    (dump / "17-TLP-hlo.txt").write_text("HloModule m\n\nENTRY %main (x: f32[8]) -> f32[8] {\n" + body + "}\n")
+    found = read_dump(dump)
+    assert found.listings["mm.2"] == found.listings["mm.1"] == "matmul"
+    assert found.utilization["mm.2"] == "table"
+
+
+def test_two_names_that_were_cut_alike_are_not_restored(dump):
+    start = "n" * 180
+    calls = "".join(CALLS.replace("%mm.1 =", f"%{start}.{number} =") for number in (1, 2))
+    leave(dump, "TLP", calls)
+    leave(dump, f"{start}-17470904431438393130", "long")
+    with pytest.raises(CompilerError, match="no listing"):
+        read_dump(dump)

@@ -123,6 +123,24 @@ def test_what_is_not_certain_is_refused() -> None:
         tables(table(), kind="all-to-all")
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.arange(CHIPS)[::-1],
+        np.array([(group, rank) for group in range(len(GROUPS)) for rank in range(EXTENT)]),
+        np.concatenate([[3, 0, 0, 0], np.arange(3 * 4 * CHIPS)]),  # three steps
+    ],
+)
+def test_constants_of_an_all_to_all_without_entries_are_accepted(rows: np.ndarray) -> None:
+    assert set(tables(rows, kind="all-to-all").entries[0].values()) == {1, 2, 4, 8}  # one or two hops away
+
+
+@pytest.mark.parametrize("rows", [np.zeros(CHIPS, int), np.concatenate([[2, 0, 0, 0], np.arange(3 * 4 * CHIPS)])])
+def test_other_constants_of_an_all_to_all_are_refused(rows: np.ndarray) -> None:
+    with pytest.raises(NeighbourTableError, match="this all-to-all goes over chips in between"):
+        tables(rows, kind="all-to-all")
+
+
 def test_the_pointer_to_the_table_is_known_by_what_is_added_to_it() -> None:
     program = parse_listing(
         "one",

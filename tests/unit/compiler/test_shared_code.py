@@ -1,0 +1,63 @@
+import pytest
+
+from systolic.compiler.shared_code import operation_keys, representatives
+
+BODY = """%body.{n} (p.{n}: bf16[8,128]) -> bf16[8,128] {{
+  %p.{n} = bf16[8,128]{{1,0}} parameter(0)
+  ROOT %op.{n} = bf16[8,128]{{1,0}} {op}(%p.{n}, %p.{n}), metadata={{op_name="jit(f)/{{n}}\\"{n}" stack_frame_id={n}}}
+}}
+"""
+HLO = f"""HloModule m
+
+{BODY.format(n=1, op="add")}
+{BODY.format(n=2, op="add")}
+{BODY.format(n=3, op="multiply")}
+ENTRY %main (x: bf16[8,128], y: bf16[8,128]) -> bf16[8,128] {{
+  %x = bf16[8,128]{{1,0}} parameter(0)
+  %y = bf16[8,128]{{1,0:S(1)}} parameter(1)
+  %fusion.1 = bf16[8,128]{{1,0}} fusion(%x), kind=kLoop, calls=%body.1, metadata={{op_name="a"}}
+  %fusion.2 = bf16[8,128]{{1,0}} fusion(%fusion.1), kind=kLoop, calls=%body.2, control-predecessors={{%x}}
+  %other = bf16[8,128]{{1,0}} fusion(%fusion.1), kind=kLoop, calls=%body.3
+  %fusion.4 = bf16[8,128]{{1,0}} fusion(%y), kind=kLoop, calls=%body.1
+  %fusion.5 = bf16[8,128]{{1,0:S(1)}} fusion(%x), kind=kLoop, calls=%body.1
+  %pair.1 = bf16[8,128]{{1,0}} subtract(%x, %fusion.1), backend_config={{"aliasing_operands":{{"lists":[]}},"a":[]}}
+  %pair.2 = bf16[8,128]{{1,0}} subtract(%fusion.2, %x), backend_config={{"aliasing_operands":{{"lists":[{{"indices":["0","2"]}}]}},"a":[]}}
+  %same = bf16[8,128]{{1,0}} subtract(%x, %x), backend_config={{"a":[]}}
+  %gather.1 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=1, frontend_attributes={{async_collective_name="g.1"}}
+  %gather.2 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=2, frontend_attributes={{async_collective_name="g.2"}}
+  %kernel.1 = bf16[8,128]{{1,0}} custom-call(%x), backend_config={{"body": "
+}}, one"
+  %kernel.2 = bf16[8,128]{{1,0}} custom-call(%x), backend_config={{"body": "
+}}, two"
+  ROOT %kernel.3 = bf16[8,128]{{1,0}} custom-call(%y.1), backend_config={{"body": "
+}}, two"
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("fusion.1", "fusion.2"), ("pair.1", "pair.2"), ("gather.1", "gather.2"), ("op.1", "op.2")]
+)
+def test_names_origins_and_channels_do_not_count(name, other):
+    keys = operation_keys(HLO)
+    assert keys[name] == keys[other]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("fusion.1", "other"),  # another computation
+        ("fusion.1", "fusion.4"),  # an operand in other memory
+        ("fusion.1", "fusion.5"),  # a result in other memory
+        ("pair.1", "same"),  # one operand twice
+        ("kernel.1", "kernel.2"),  # what differs is on a later line
+    ],
+)
+def test_operations_that_differ_have_other_keys(name, other):
+    keys = operation_keys(HLO)
+    assert keys[name] != keys[other]
+
+
+def test_an_operation_without_a_listing_has_that_of_an_equal_one():
+    listed = ["TLP", "fusion.1", "kernel.1"]
+    assert representatives(listed, ["fusion.1", "fusion.2", "kernel.2", "unknown"], HLO) == {"fusion.2": "fusion.1"}
