@@ -25,6 +25,7 @@ from systolic.simulator.slice.one_for_all import OneForAll, Pattern, PatternNetw
 from systolic.simulator.slice.route_pointers import ROUTES_AT
 from systolic.simulator.slice.route_tables import RouteTables
 from systolic.simulator.slice.routes import Routes
+from systolic.simulator.slice.schedules import with_one_schedule
 
 SHAPE = SliceShape.parse(chip("v5e"), "4x8")
 CHIPS, EXTENT, NEXT, BEFORE = 32, 8, 13, 14
@@ -131,8 +132,21 @@ def test_what_is_not_certain_is_refused() -> None:
         np.concatenate([[3, 0, 0, 0], np.arange(3 * 4 * CHIPS)]),  # three steps
     ],
 )
-def test_constants_of_an_all_to_all_without_entries_are_accepted(rows: np.ndarray) -> None:
-    assert set(tables(rows, kind="all-to-all").entries[0].values()) == {1, 2, 4, 8}  # one or two hops away
+def test_constants_without_entries_are_accepted(rows: np.ndarray) -> None:
+    for kind in ("all-to-all", "all-gather"):
+        assert set(tables(rows, kind=kind).entries[0].values()) == {1, 2, 4, 8}  # one or two hops away
+
+
+def test_a_device_that_represents_all_has_the_schedule_of_the_busiest() -> None:
+    rows = np.zeros((CHIPS, 2, 4), int)
+    rows[5, 0, :2] = [1 << 30 | 7, 1 << 30 | 8]
+    rows[6, 1, 3] = 1 << 30 | 9
+    said = facts(np.concatenate([[2, 0, 0, 0], rows.flatten()]), "all-gather")
+    words = with_one_schedule(said).constants.contents[7]
+    assert np.array_equal(np.array(words[4:]).reshape(rows.shape), np.broadcast_to(rows[5], rows.shape))
+    assert list(words[:4]) == [2, 0, 0, 0]
+    ring = facts(table())
+    assert with_one_schedule(ring) is ring
 
 
 @pytest.mark.parametrize("rows", [np.zeros(CHIPS, int), np.concatenate([[2, 0, 0, 0], np.arange(3 * 4 * CHIPS)])])

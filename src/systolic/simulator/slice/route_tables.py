@@ -5,9 +5,6 @@ chip's entry; row `chip`, in bits 24 to 27, the entry by which the reader reache
 chip looks up the entry there, so that any numbering serves it. The constants of a ring hold entries that the compiler
 knew: a device's neighbors', with every device's place on the ring. Their targets follow from the places; XLA's own code
 then walks that ring through the table.
-
-The constants of an all-to-all over all chips hold no entries. They say, step by step, which piece each chip sends to each
-of its four neighbors, on its way to the last one; the program looks the neighbors up in the table.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from systolic.simulator.slice.constants import NeighbourTableError
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.route_pointers import ROUTES_AT
 from systolic.simulator.slice.routes import Routes
+from systolic.simulator.slice.schedules import names_no_entries
 from systolic.simulator.translating.scalar import ROUTES_WORD
 
 _POINTER = ROUTES_AT + int(ROUTES_WORD)
@@ -106,7 +104,7 @@ def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, Hl
         if facts.constants.unknown:
             raise NeighbourTableError(f"{name}: {facts.constants.unknown}")
         words = facts.constants.contents[constant.allocation][: constant.words]
-        if collective.kind == "all-to-all" and (_names_chips(words, collective, count) or _is_schedule(words, count)):
+        if names_no_entries(words, collective, count):
             continue
         if collective.kind in _NOT_RINGS or constant.words != _ROW_WORDS * count:
             raise NeighbourTableError(
@@ -114,21 +112,6 @@ def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, Hl
                 "where those lead is not known; on this chip it is simulated in slices of up to 16 chips"
             )
         yield name, np.array(words).reshape(count, _ROW_WORDS), collective
-
-
-def _names_chips(words: Sequence[int], collective: HloCollective, count: int) -> bool:
-    """Return True for words that hold chips or partitions, one each, or each one's group and rank in it."""
-    if len(words) == count:
-        return sorted(words) == list(range(count))
-    ranks = [(number, rank) for number, group in enumerate(collective.groups) for rank in range(len(group))]
-    return sorted(zip(words[::2], words[1::2], strict=False)) == ranks and len(words) == 2 * count
-
-
-def _is_schedule(words: Sequence[int], count: int) -> bool:
-    """Return True for steps in which pieces go to four neighbors: their number, padding, and a word for each."""
-    return (
-        len(words) > _ROW_WORDS and len(words) == _ROW_WORDS * (1 + words[0] * count) and not any(words[1:_ROW_WORDS])
-    )
 
 
 def _ring(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systolic.simulator.core_records import CoreRun, SparseCoreRun
 from systolic.simulator.device_setup import DeviceSetup, rounds_of
@@ -17,12 +17,14 @@ from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.network import MAX_COPIES, MAX_COPIES_APART, Network, too_many_copies
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
+from systolic.simulator.slice.schedules import with_one_schedule
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_tables
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
 # Up to this number of devices all are executed, even if one as slow as the slowest could represent them.
 MAX_APART = 16
+AS_THE_SLOWEST: Way = "one device for all, as slow as the slowest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +67,16 @@ def run_devices(
         return _run_all(setup, where, facts, contents, spans, most_copies)
 
     def run_one(*, slowest_counts: bool) -> DevicesRun:
-        return _run_one_for_all(identity, where, facts, spans, slowest_counts=slowest_counts)
+        run = _run_one_for_all(identity, where, facts, spans, slowest_counts=slowest_counts)
+        return run if represented is facts else replace(run, way=AS_THE_SLOWEST)
 
     if not one_for_all or setup.sparse_programs:
         return run_all()
     # To execute every one of many devices would take hours.
     alike = len(where.assignment) > MAX_APART
+    represented = with_one_schedule(facts) if alike else facts
     try:
-        identity = with_tables(contents.of_all(setup), where, facts)
+        identity = with_tables(contents.of_all(setup), where, represented)
     except DivergedError:
         return run_all()
     try:
@@ -173,5 +177,5 @@ def _run_one_for_all(
         communications=(tuple(device.communications),) * count,
         links=network.results(),
         iterations=max(core.iterations for core in device.cores),
-        way="one device for all, as slow as the slowest" if differed else "one device for all",
+        way=AS_THE_SLOWEST if differed else "one device for all",
     )
