@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.constants import ConstantOperand, Constants
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.identity import identity_words
+from systolic.simulator.slice.identity import identity_words, row_words
 from systolic.simulator.slice.one_for_all import OneForAll, Pattern, PatternNetwork
 from systolic.simulator.slice.route_pointers import ROUTES_AT
 from systolic.simulator.slice.route_tables import RouteTables
 from systolic.simulator.slice.routes import Routes
-from systolic.simulator.slice.schedules import with_one_schedule
+from systolic.simulator.slice.schedules import busiest_rows
 
 SHAPE = SliceShape.parse(chip("v5e"), "4x8")
 CHIPS, EXTENT, NEXT, BEFORE = 32, 8, 13, 14
@@ -137,22 +138,35 @@ def test_constants_without_entries_are_accepted(rows: np.ndarray) -> None:
         assert set(tables(rows, kind=kind).entries[0].values()) == {1, 2, 4, 8}  # one or two hops away
 
 
-def test_a_device_that_represents_all_has_the_schedule_of_the_busiest() -> None:
+def test_a_device_that_represents_all_has_the_row_of_the_busiest() -> None:
     rows = np.zeros((CHIPS, 2, 4), int)
     rows[5, 0, :2] = [1 << 30 | 7, 1 << 30 | 8]
     rows[6, 1, 3] = 1 << 30 | 9
     said = facts(np.concatenate([[2, 0, 0, 0], rows.flatten()]), "all-gather")
-    words = with_one_schedule(said).constants.contents[7]
-    assert np.array_equal(np.array(words[4:]).reshape(rows.shape), np.broadcast_to(rows[5], rows.shape))
-    assert list(words[:4]) == [2, 0, 0, 0]
-    ring = facts(table())
-    assert with_one_schedule(ring) is ring
+    assert busiest_rows(replace(said, rows={"one": (17, 18)})) == {17: 5, 18: 5}
+    assert busiest_rows(said) == busiest_rows(replace(facts(table()), rows={"one": (17,)})) == {}
 
 
 @pytest.mark.parametrize("rows", [np.zeros(CHIPS, int), np.concatenate([[2, 0, 0, 0], np.arange(3 * 4 * CHIPS)])])
 def test_other_constants_of_an_all_to_all_are_refused(rows: np.ndarray) -> None:
     with pytest.raises(NeighbourTableError, match="this all-to-all goes over chips in between"):
         tables(rows, kind="all-to-all")
+
+
+def test_the_words_that_choose_a_row_are_known_by_what_becomes_of_them() -> None:
+    program = parse_listing(
+        "one",
+        listing(
+            "%s1_s1 = sld [smem:[#allocation1]] /* logical chip id */",
+            "%s2_s2 = sld [smem:[#allocation2]] /* core id */",
+            "%s3_s3 = sld [smem:[#allocation3]] /* logical chip id */  ;;  %s4_s4 = sadd.s32 %s1_s1, %s2_s2",
+            "%s5_s5 = smul.u32 %s4_s4, 7  ;;  %s6_s6 = sadd.s32 %s3_s3, %s2_s2",
+            "%s7_s7 = sshrl.u32 %s6_s6, 4",
+        ),
+    )
+    words = identity_words(program, remote=True, top_level=False)
+    assert words == {"allocation1": "chip", "allocation2": "core", "allocation3": "chip"}
+    assert row_words(program, words) == {"allocation1"}
 
 
 def test_the_pointer_to_the_table_is_known_by_what_is_added_to_it() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from systolic.simulator.reading.collectives import ASYNCHRONOUS, SliceHlo
 from systolic.simulator.reading.listing import TOP_LEVEL, Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
 from systolic.simulator.slice.constants import Constants, constants_of
-from systolic.simulator.slice.identity import Word, identity_words
+from systolic.simulator.slice.identity import Word, identity_words, row_words
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.translate import Translation
 
@@ -21,6 +21,8 @@ class SliceFacts:
     hlo: SliceHlo  # devices and communication, from the HLO
     words: Mapping[int, Word]  # words of scalar memory that identify the device, by address
     constants: Constants  # its constants in HBM
+    # Words of each operation by which it finds the device's row of a table, by address.
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCode:
@@ -66,15 +68,19 @@ def slice_facts(
       UnknownWordsError: a program reads more words than the runtime is known to write.
     """
     words: dict[int, Word] = {}
+    rows: dict[str, tuple[int, ...]] = {}
     for name, program in programs.items():
         addresses = translations[name].addresses
         top_level = name == TOP_LEVEL
         remote = any(instruction.traits.is_remote for instruction in program.instructions)
         identities = identity_words(program, remote=remote, top_level=top_level)
         words |= {addresses[allocation]: word for allocation, word in identities.items() if allocation in addresses}
+        if name in hlo.collectives:
+            rows[name] = tuple(addresses[allocation] for allocation in row_words(program, identities))
     operands = {name: translation.operands for name, translation in translations.items()}
     return SliceFacts(
         hlo=hlo,
         words=words,
         constants=constants_of(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses, words, operands, segment),
+        rows=rows,
     )

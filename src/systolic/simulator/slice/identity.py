@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.simulator.errors import UnknownWordsError
-from systolic.simulator.reading.listing import Program
+from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.launch import LAUNCHED
 from systolic.simulator.slice.route_pointers import ROUTES_AT, route_pointers
 
@@ -123,6 +123,26 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
         )
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
     return words
+
+
+def row_words(program: Program, words: Mapping[str, Word]) -> frozenset[str]:
+    """Return allocations of the chip's number that only choose rows of a table: the core is added, then multiplied."""
+    users: dict[str, list[Instruction]] = {}
+    for instruction in program.instructions:
+        for name in {name for text in instruction.operands for name in _REGISTER.findall(text)}:
+            users.setdefault(name, []).append(instruction)
+
+    def only(opcode: str, loaded: Instruction) -> list[Instruction]:
+        result = users.get(f"%{loaded.dest}", [])
+        return result if all(user.opcode.startswith(opcode) for user in result) else []
+
+    chooses: dict[str, bool] = {}
+    for instruction in program.instructions:
+        word = _WORD.fullmatch(instruction.operands[0]) if instruction.traits.kind == "load" else None
+        if word is not None and words.get(word[1]) == "chip":
+            sums = only("sadd.", instruction)
+            chooses[word[1]] = chooses.get(word[1], True) and any(sums) and all(only("smul.", one) for one in sums)
+    return frozenset(allocation for allocation, alone in chooses.items() if alone)
 
 
 def _before_placeholders(program: Program, words: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.network import MAX_COPIES, MAX_COPIES_APART, Network, too_many_copies
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
-from systolic.simulator.slice.schedules import with_one_schedule
+from systolic.simulator.slice.schedules import busiest_rows
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_tables
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
@@ -67,16 +68,16 @@ def run_devices(
         return _run_all(setup, where, facts, contents, spans, most_copies)
 
     def run_one(*, slowest_counts: bool) -> DevicesRun:
-        run = _run_one_for_all(identity, where, facts, spans, slowest_counts=slowest_counts)
-        return run if represented is facts else replace(run, way=AS_THE_SLOWEST)
+        rows = busiest_rows(facts) if slowest_counts else {}
+        run = _run_one_for_all(identity, where, facts, spans, rows, slowest_counts=slowest_counts)
+        return replace(run, way=AS_THE_SLOWEST) if rows else run
 
     if not one_for_all or setup.sparse_programs:
         return run_all()
     # To execute every one of many devices would take hours.
     alike = len(where.assignment) > MAX_APART
-    represented = with_one_schedule(facts) if alike else facts
     try:
-        identity = with_tables(contents.of_all(setup), where, represented)
+        identity = with_tables(contents.of_all(setup), where, facts)
     except DivergedError:
         return run_all()
     try:
@@ -131,11 +132,18 @@ def _run_all(
 
 
 def _run_one_for_all(
-    setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int, *, slowest_counts: bool
+    setup: DeviceSetup,
+    where: SliceSetup,
+    facts: SliceFacts,
+    spans: int,
+    rows: Mapping[int, int],
+    *,
+    slowest_counts: bool,
 ) -> DevicesRun:
     """Run one device that represents all.
 
     Args:
+      rows: words that are the same on all devices, by address.
       slowest_counts: time all as the slowest if devices differ at a barrier of all, or in their routes.
 
     Raises:
@@ -158,7 +166,7 @@ def _run_one_for_all(
         slowest_counts=slowest_counts,
     )
     words = [
-        {address: joined([identity[core][address] for identity in identities]) for address in words}
+        {address: joined([identity[core][address] for identity in identities]) for address in words} | rows
         for core, words in enumerate(identities[0])
     ]
     device = Device(setup, 0, words, around, spans, rounds_of(setup, schedule, spans, network))

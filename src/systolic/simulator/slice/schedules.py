@@ -8,7 +8,6 @@ up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -30,22 +29,18 @@ def names_no_entries(words: Words, collective: HloCollective, count: int) -> boo
     return len(words) == 2 * count and sorted(zip(words[::2], words[1::2], strict=True)) == ranks
 
 
-def with_one_schedule(facts: SliceFacts) -> SliceFacts:
-    """Give all devices the schedule of the one that sends most; return the same facts if there is no schedule.
+def busiest_rows(facts: SliceFacts) -> dict[int, int]:
+    """Return the chip that sends most by each schedule, by the addresses of the words that choose its row.
 
-    One device can then represent all: the others send no more, in as many steps.
+    With these words one device can represent all: the others send no more, in as many steps.
     """
-    count = facts.hlo.partitions
-    contents = dict(facts.constants.contents)
+    result: dict[int, int] = {}
     for constant in facts.constants.operands:
-        words = contents[constant.allocation]
-        if constant.operation in facts.hlo.collectives and _is_schedule(words[: constant.words], count):
-            rows = np.array(words[_NEIGHBORS : constant.words]).reshape(count, -1)
-            busiest = rows[np.argmax(((rows & _SENDS) != 0).sum(axis=1))].tolist()
-            contents[constant.allocation] = [*words[:_NEIGHBORS], *busiest * count, *words[constant.words :]]
-    if contents == facts.constants.contents:
-        return facts
-    return replace(facts, constants=replace(facts.constants, contents=contents))
+        words = facts.constants.contents[constant.allocation][: constant.words]
+        if constant.operation in facts.rows and _is_schedule(words, facts.hlo.partitions):
+            sends = (np.array(words[_NEIGHBORS:]) & _SENDS != 0).reshape(facts.hlo.partitions, -1).sum(axis=1)
+            result |= dict.fromkeys(facts.rows[constant.operation], int(np.argmax(sends)))
+    return result
 
 
 def _is_schedule(words: Sequence[object], count: int) -> bool:
