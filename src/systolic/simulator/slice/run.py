@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -136,7 +135,7 @@ def _run_one_for_all(
     where: SliceSetup,
     facts: SliceFacts,
     spans: int,
-    rows: Mapping[int, int],
+    rows: dict[int, int],
     *,
     slowest_counts: bool,
 ) -> DevicesRun:
