@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from systolic.chips import Chip
 from systolic.simulator.collector import without_collector
@@ -66,10 +67,11 @@ def prepare_listings(
     shared = chip.cores_per_device > 1 or bool(sparse_programs) or sliced
     allocations = Allocations()
     programs: dict[str, Program] = {}
+    parsed: dict[str, Program] = {}  # by text: equal operations share one
     translations: dict[str, Translation] = {}
     for name, text in listings.items():
         with reading(f"the listing of {name}"):
-            program = parse_listing(name, text)
+            program = parsed[text] = replace(parsed[text], name=name) if text in parsed else parse_listing(name, text)
             program = programs[name] = (
                 without_route_pointers(without_launch(program)) if sliced and name == TOP_LEVEL else program
             )
