@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformer.config import CONFIGS, Config, configured
-from transformer.layers import forward
-from transformer.serving import decode_step, prefill_step
+from transformer.config import Config
+from transformer.layers import embed, forward, layer, layer_inputs, rms_norm, rotate, with_layer_inputs
+from transformer.models import CONFIGS, configured
+from transformer.serving import decode, decode_step, prefill_step
 from transformer.sharding import Sharding
-from transformer.step import AdamW, begin, init, loss, train, train_function
+from transformer.step import AdamW, begin, cross_entropy, init, loss, train, train_function
 
 import systolic
 
@@ -27,7 +28,7 @@ def batch_of(config: Config, sequences: int = 4, length: int = 32) -> dict[str, 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["tiny", "tiny-gemma"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-gemma", pytest.param("tiny-gemma4", marks=pytest.mark.slow)])
 def test_the_loss_falls(name: str) -> None:
     config = configured(name)
     step = train_function(config, ALONE, AdamW(learning_rate=1e-2))
@@ -130,6 +131,79 @@ def test_how_far_tokens_see_is_how_far_their_values_reach() -> None:
     assert reached(parameters) == list(range(4, 4 + 3 * 4 + 1))
 
 
+def layer_inputs_of(parameters: Any, tokens: np.ndarray, config: Config) -> np.ndarray:
+    """Return the inputs of each layer in float64: (layer, batch, sequence, feature)."""
+    features = config.layer_features
+    table, projection = (np.asarray(parameters[name], np.float64) for name in ("layer_embeddings", "layer_projection"))
+    x = np.asarray(parameters["embedding"], np.float64)[tokens] * np.sqrt(config.width)
+    projected = (x @ projection).reshape(*tokens.shape, config.layers, features) / np.sqrt(config.width)
+    projected /= np.sqrt(np.mean(projected**2, axis=-1, keepdims=True) + config.norm_epsilon)
+    rows = table[tokens].reshape(projected.shape) * np.sqrt(features)
+    return np.moveaxis((rows + projected) / np.sqrt(2), 2, 0)
+
+
+@pytest.mark.slow
+def test_layers_take_their_rows_and_the_keys_of_the_last_layers_of_their_kind() -> None:
+    """Six layers, in turn with a window and without; the last two take the keys of the third and the fourth."""
+    config = configured("tiny-gemma4")
+    parameters = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+    tokens = batch_of(config)["tokens"]
+    inputs = jnp.asarray(layer_inputs_of(parameters, np.asarray(tokens), config), jnp.bfloat16)
+
+    def layer_by_layer(parameters: Any, inputs: jax.Array) -> jax.Array:
+        x, caches = embed(tokens, parameters["embedding"], config), []
+        for number in range(6):
+            stack, row = ("layers", number // 2) if number < 4 else ("kv_shared_layers", 0)
+            weights = jax.tree.map(lambda each, row=row: each[row], parameters[stack][number % 2])
+            shared = None if number < 4 else caches[number - 2]
+            own = config.block[number % 2][0]
+            x, cache = layer(x, weights | {"layer_input": inputs[number]}, own, ALONE, shared)
+            caches.append(cache)
+        return rms_norm(x, parameters["norm"], config.norm_epsilon)
+
+    wanted = np.asarray(jax.jit(layer_by_layer)(parameters, inputs), np.float32)
+    found = jax.jit(lambda each: forward(each, tokens, config, ALONE)[0])(parameters)
+    scale = float(np.max(np.abs(wanted)))
+    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=0, atol=2**-5 * scale)
+
+
+def test_rows_of_layers_reach_the_layers_in_order() -> None:
+    config = configured("tiny-gemma4")
+    parameters = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+    tokens = batch_of(config)["tokens"]
+    inputs = jax.jit(lambda each: layer_inputs(tokens, embed(tokens, each["embedding"], config), each, config))
+    wanted = layer_inputs_of(parameters, np.asarray(tokens), config)
+    found = inputs(parameters)
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0, atol=2**-5 * np.abs(wanted).max())
+    marked = with_layer_inputs(parameters, jnp.broadcast_to(jnp.arange(6.0)[:, None], (6, 3)), config)
+    stacks = [*marked["layers"], *marked["kv_shared_layers"]]
+    assert [each["layer_input"][:, 0].tolist() for each in stacks] == [[0, 2], [1, 3], [4], [5]]
+
+
+def test_only_a_share_of_features_is_rotated() -> None:
+    x = jax.random.normal(jax.random.key(0), (1, 6, 2, 16))
+    positions = jnp.arange(6)
+    found = rotate(x, positions, 100.0, 0.25)
+    np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
+    np.testing.assert_array_equal(found[..., :4], rotate(x[..., :4], positions, 100.0))
+
+
+def test_capped_logits_have_their_loss() -> None:
+    random = np.random.default_rng(0)
+    x, weight = (random.standard_normal(shape) for shape in ((2, 3, 8), (8, TINY.vocabulary)))
+    targets = random.integers(0, TINY.vocabulary, (2, 3))
+    logits = 2 * np.tanh(x @ weight / 2)
+    wanted = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    operands = jnp.asarray(x, jnp.float32), jnp.asarray(targets), jnp.asarray(weight, jnp.float32)
+    found = cross_entropy(*operands, configured(TINY, soft_cap=2.0), ALONE)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_models_whose_layers_have_different_caches_are_not_served() -> None:
+    with pytest.raises(ValueError, match="kv_shared_layers"):
+        decode(config="tiny-gemma4")
+
+
 def test_operations_of_a_window_are_those_of_the_tokens_it_shows() -> None:
     config = configured("tiny-gemma", window=128, full_every=4)
     windows, seq = (128, 128, 128, 4096), 4096
@@ -159,6 +233,7 @@ SIZES = {
     "deepseek2-16b": 15.7,
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235.1,
+    "gemma4-4b": 7.5,  # without the encoders of images and sound
 }
 
 
@@ -168,11 +243,12 @@ def test_published_models_have_their_sizes(name: str) -> None:
     weights = jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))
     count = sum(each.size for each in jax.tree.leaves(weights))
     assert count / 1e9 == pytest.approx(SIZES[name], rel=0.01)
-    norms = ((2 - config.parallel) * config.layers + 1) * config.width + config.layers * (config.kv_rank or 0)
-    norms += config.layers * (2 * config.width * config.post_norms + 2 * config.head_dim * config.qk_norm)
+    named = jax.tree_util.tree_leaves_with_path(weights)
+    norms = sum(each.size for path, each in named if path[-1].key.endswith(("norm", "layer_scale")))
     others = config.experts - config.experts_per_token  # with whose weights a token is not multiplied
     others *= (config.layers - config.dense_layers) * 3 * config.width * config.expert_width
     table = 0 if config.tied else config.vocabulary * config.width
+    table += config.vocabulary * config.layers * config.layer_features
     assert count == config.matrix_parameters + others + table + norms
 
 
