@@ -182,6 +182,7 @@ RECIPES = (
             "xla_tpu_prefer_async_allgather_to_allreduce": "true",
             "xla_tpu_enable_latency_hiding_layer_scheduler": "true",
             "xla_tpu_enable_layer_scheduler_for_dependent_collectives": "true",
+            "xla_tpu_enable_sparse_core_collective_aggregator": "true",  # the layer scheduler requires it
             "xla_tpu_scheduler_percent_shared_memory_limit": "150",
         },
         source=f"{_RECIPES}/ironwood/gemma4-4b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
