@@ -188,7 +188,8 @@ RECIPES = (
         source=f"{_RECIPES}/ironwood/gemma4-4b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         not_run="not compiled to its end",
         differs="layers alike are a loop, in which keys and values that no layer shares get gradients of zero; JAX's "
-        "splash attention in place of tokamax'; collectives on SparseCores in the recipe; queries are scaled",
+        "splash attention in place of tokamax'; queries are scaled; in the recipe scatters and collectives run on "
+        "SparseCores",
     ),
     Recipe(
         chip="v7x",
@@ -251,9 +252,9 @@ RECIPES = (
         },
         source=f"{_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
         not_run="not compiled to its end",
-        differs="experts are chosen by top-k in place of random numbers, but as evenly; JAX's splash attention and "
-        "megablox in place of tokamax' kernels; no loss that balances experts; the recipe's collectives run on "
-        "SparseCores",
+        differs="older compiler; experts are chosen by top-k in place of random numbers, but as evenly; a product looks "
+        "tokens up; JAX's splash attention and megablox in place of tokamax' kernels; no loss that balances experts; "
+        "the recipe's collectives run on SparseCores",
     ),
     Recipe(
         chip="v5p",
