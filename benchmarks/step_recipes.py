@@ -253,8 +253,8 @@ RECIPES = (
         source=f"{_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
         not_run="not compiled to its end",
         differs="older compiler; experts are chosen by top-k in place of random numbers, but as evenly; a product "
-        "looks tokens up; JAX's splash attention and megablox in place of tokamax' kernels; no loss that balances experts; "
-        "the recipe's collectives run on SparseCores",
+        "looks up tokens; JAX's splash attention and megablox in place of tokamax' kernels; no loss balances "
+        "experts; the recipe's collectives run on SparseCores",
     ),
     Recipe(
         chip="v5p",

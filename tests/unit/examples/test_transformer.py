@@ -131,53 +131,49 @@ def test_how_far_tokens_see_is_how_far_their_values_reach() -> None:
     assert reached(parameters) == list(range(4, 4 + 3 * 4 + 1))
 
 
-def layer_inputs_of(parameters: Any, tokens: np.ndarray, config: Config) -> np.ndarray:
-    """Return the inputs of each layer in float64: (layer, batch, sequence, feature)."""
-    features = config.layer_features
-    table, projection = (np.asarray(parameters[name], np.float64) for name in ("layer_embeddings", "layer_projection"))
-    x = np.asarray(parameters["embedding"], np.float64)[tokens] * np.sqrt(config.width)
-    projected = (x @ projection).reshape(*tokens.shape, config.layers, features) / np.sqrt(config.width)
-    projected /= np.sqrt(np.mean(projected**2, axis=-1, keepdims=True) + config.norm_epsilon)
-    rows = table[tokens].reshape(projected.shape) * np.sqrt(features)
-    return np.moveaxis((rows + projected) / np.sqrt(2), 2, 0)
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_layers_take_their_rows_and_the_keys_of_the_last_layers_of_their_kind() -> None:
     """Six layers, in turn with a window and without; the last two take the keys of the third and the fourth."""
     config = configured("tiny-gemma4")
     parameters = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
     tokens = batch_of(config)["tokens"]
-    inputs = jnp.asarray(layer_inputs_of(parameters, np.asarray(tokens), config), jnp.bfloat16)
-
-    def layer_by_layer(parameters: Any, inputs: jax.Array) -> jax.Array:
-        x, caches = embed(tokens, parameters["embedding"], config), []
-        for number in range(6):
-            stack, row = ("layers", number // 2) if number < 4 else ("kv_shared_layers", 0)
-            weights = jax.tree.map(lambda each, row=row: each[row], parameters[stack][number % 2])
-            shared = None if number < 4 else caches[number - 2]
-            own = config.block[number % 2][0]
-            x, cache = layer(x, weights | {"layer_input": inputs[number]}, own, ALONE, shared)
-            caches.append(cache)
-        return rms_norm(x, parameters["norm"], config.norm_epsilon)
-
-    wanted = np.asarray(jax.jit(layer_by_layer)(parameters, inputs), np.float32)
+    # Compiled one by one, layers are rounded as in a loop.
+    kinds = [jax.jit(functools.partial(layer, config=own, sharding=ALONE)) for own, _ in config.block]
+    x = jax.jit(lambda table: embed(tokens, table, config))(parameters["embedding"])
+    inputs = jax.jit(lambda x, each: layer_inputs(tokens, x, each, config))(x, parameters)
+    caches = []
+    for number in range(6):
+        stack, row = ("layers", number // 2) if number < 4 else ("kv_shared_layers", 0)
+        weights = {name: each[row] for name, each in parameters[stack][number % 2].items()}
+        shared = None if number < 4 else caches[number - 2]
+        x, cache = kinds[number % 2](x, weights | {"layer_input": inputs[number]}, shared=shared)
+        caches.append(cache)
+    wanted = np.asarray(rms_norm(x, parameters["norm"], config.norm_epsilon), np.float32)
     found = jax.jit(lambda each: forward(each, tokens, config, ALONE)[0])(parameters)
-    scale = float(np.max(np.abs(wanted)))
-    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=0, atol=2**-5 * scale)
+    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=0, atol=2**-6 * np.abs(wanted).max())
 
 
-def test_rows_of_layers_reach_the_layers_in_order() -> None:
-    config = configured("tiny-gemma4")
-    parameters = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
-    tokens = batch_of(config)["tokens"]
-    inputs = jax.jit(lambda each: layer_inputs(tokens, embed(tokens, each["embedding"], config), each, config))
-    wanted = layer_inputs_of(parameters, np.asarray(tokens), config)
-    found = inputs(parameters)
-    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0, atol=2**-5 * np.abs(wanted).max())
-    marked = with_layer_inputs(parameters, jnp.broadcast_to(jnp.arange(6.0)[:, None], (6, 3)), config)
-    stacks = [*marked["layers"], *marked["kv_shared_layers"]]
-    assert [each["layer_input"][:, 0].tolist() for each in stacks] == [[0, 2], [1, 3], [4], [5]]
+def test_inputs_of_layers_are_their_rows_and_projections() -> None:
+    config, random = configured("tiny-gemma4"), np.random.default_rng(0)
+    shape = (4, 8, config.layers, config.layer_features)
+    columns = config.layers * config.layer_features
+    table, projection = random.standard_normal((config.vocabulary, columns)), random.standard_normal((32, columns))
+    x, tokens = random.standard_normal((4, 8, 32)), random.integers(0, config.vocabulary, (4, 8))
+    projected = (x @ projection).reshape(shape) / np.sqrt(config.width)
+    projected /= np.sqrt(np.mean(projected**2, axis=-1, keepdims=True) + config.norm_epsilon)
+    rows = table[tokens].reshape(shape) * np.sqrt(config.layer_features)
+    wanted = np.moveaxis((rows + projected) / np.sqrt(2), 2, 0)
+    weights = {"layer_embeddings": table, "layer_projection": projection, "layer_projection_norm": np.zeros(shape[-1])}
+    weights = jax.tree.map(lambda each: jnp.asarray(each, jnp.float32), weights)
+    found = jax.jit(functools.partial(layer_inputs, config=config))(tokens, jnp.asarray(x, jnp.float32), weights)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_inputs_of_layers_reach_them_in_order() -> None:
+    stacks = {"layers": [{}, {}], "kv_shared_layers": [{}, {}]}
+    marked = with_layer_inputs(stacks, jnp.arange(6), configured("tiny-gemma4"))
+    found = [each["layer_input"].tolist() for each in [*marked["layers"], *marked["kv_shared_layers"]]]
+    assert found == [[0, 2], [1, 3], [4], [5]]
 
 
 def test_only_a_share_of_features_is_rotated() -> None:
