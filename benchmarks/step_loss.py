@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import click
 import jax
 import jax.numpy as jnp
-from transformer.config import configured
+from transformer.models import configured
 from transformer.sharding import Sharding
 from transformer.step import mean_loss
 

@@ -160,8 +160,36 @@ RECIPES = (
     Recipe(
         chip="v7x",
         op="gemma4-4b bf16 train step",
-        source=f"{_RECIPES}/ironwood/README.md",
-        unsupported="the example has no embeddings of each layer",
+        topology="4x4x4",
+        mesh={"data": 4, "fsdp": 32},
+        parameters={
+            "config": "gemma4-4b",
+            "batch": 2,
+            "seq": 8192,
+            "remat": "full",
+            "loss_chunks": 8,
+            "blocks": {
+                **dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv"), 1024),
+                "block_kv_compute": 512,
+                "block_kv_dkv_compute": 256,
+                "use_fused_bwd_kernel": True,
+            },
+        },
+        flags={
+            "xla_tpu_scoped_vmem_limit_kib": "65536",
+            "xla_tpu_bf16_emission_mode": "NATIVE_EMISSION",
+            "xla_enable_async_all_gather": "true",
+            "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+            "xla_tpu_enable_latency_hiding_layer_scheduler": "true",
+            "xla_tpu_enable_layer_scheduler_for_dependent_collectives": "true",
+            "xla_tpu_enable_sparse_core_collective_aggregator": "true",  # the layer scheduler requires it
+            "xla_tpu_scheduler_percent_shared_memory_limit": "150",
+        },
+        source=f"{_RECIPES}/ironwood/gemma4-4b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
+        not_run="not compiled to its end",
+        differs="layers alike are a loop, in which keys and values that no layer shares get gradients of zero; JAX's "
+        "splash attention in place of tokamax'; queries are scaled; in the recipe scatters and collectives run on "
+        "SparseCores",
     ),
     Recipe(
         chip="v7x",
@@ -193,8 +221,40 @@ RECIPES = (
     Recipe(
         chip="v7x",
         op="qwen3-235b-a22b bf16 train step",
-        source=f"{_RECIPES}/ironwood/README.md",
-        unsupported="not tried yet: 128 experts on 512 devices",
+        topology="4x8x8",
+        mesh={"fsdp": 512},
+        parameters={
+            "config": "qwen3-235b-a22b",
+            "batch": 16,
+            "seq": 4096,
+            "remat": "offload:input",
+            "blocks": {
+                **dict.fromkeys(("block_q", "block_kv"), 1024),
+                "block_kv_compute": 512,
+                **dict.fromkeys(("block_q_dkv", "block_kv_dkv"), 2048),
+                "block_kv_dkv_compute": 1024,
+                "use_fused_bwd_kernel": True,
+            },
+        },
+        flags={
+            "xla_tpu_scoped_vmem_limit_kib": "61440",
+            "xla_tpu_enable_all_experimental_scheduler_features": "true",
+            "xla_tpu_enable_scheduler_memory_pressure_tracking": "true",
+            "xla_tpu_host_transfer_overlap_limit": "24",
+            "xla_tpu_aggressive_opt_barrier_removal": "ENABLED",
+            "xla_lhs_prioritize_async_depth_over_stall": "ENABLED",
+            "xla_tpu_enable_ag_backward_pipelining": "true",
+            "xla_should_allow_loop_variant_parameter_in_chain": "ENABLED",
+            "xla_should_add_loop_invariant_op_in_chain": "ENABLED",
+            "xla_max_concurrent_host_send_recv": "100",
+            "xla_tpu_scheduler_percent_shared_memory_limit": "100",
+            "xla_latency_hiding_scheduler_rerun": "2",
+        },
+        source=f"{_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
+        not_run="not compiled to its end",
+        differs="older compiler; experts are chosen by top-k in place of random numbers, but as evenly; a product "
+        "looks up tokens; JAX's splash attention and megablox in place of tokamax' kernels; no loss balances "
+        "experts; the recipe's collectives run on SparseCores",
     ),
     Recipe(
         chip="v5p",

@@ -3,11 +3,11 @@
     systolic step examples/transformer:train --param config=llama3.1-8b --chip v6e --topology 2x4 --mesh fsdp=8 \\
         --param batch=1 --param seq=2048
 
-Read `config.py` first, then `layers.py`, `loss.py` and `step.py`; `sharding.py` says which axis of the mesh cuts which
-dimension.
+Read `config.py` first, then `layers.py` and `step.py`; `sharding.py` says which axis of the mesh cuts which dimension.
 """
 
-from .config import CONFIGS, Config
+from .config import Config
+from .models import CONFIGS
 from .serving import decode, prefill
 from .step import train
 

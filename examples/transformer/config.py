@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +26,25 @@ class Config:
       full_every: layers of a block; its last one sees all tokens, only the others have the window (Gemma 3). Such a
         block of layers is one round of the loop. 1: all layers are alike.
       window_theta: of rotated positions in layers with a window, if some layers have none.
+      window_head_dim: `head_dim` of layers with a window, if some layers have none; None: the same (Gemma 4).
+      rotated: the share of a head's features that are rotated; in layers with a window, if some have none, all are.
+      kv_shared_layers: the last layers, which have no keys and values, but take those of the last layer before them
+        that has the same window (Gemma 4).
+      layer_features: of the embeddings of each layer (Gemma 4): a token has a row for each layer, to which a
+        projection of its embedding is added; after the MLP each layer's row is gated and added. 0: none.
+      layer_scale: True if the result of each layer is multiplied by a learned number.
       qk_norm: True if queries and keys are normed, head by head (Gemma 3, Qwen 3).
+      value_norm: True if values are normed, too, without learned factors.
       parallel: True if the MLP reads the same normed values as attention, and both results are added at the end.
       post_norms: True if the results of attention and MLP are normed, too, before they are added.
       tied: True if the embedding's table is the projection to the vocabulary, too.
+      soft_cap: logits are `soft_cap · tanh(logits / soft_cap)`; None: they are as they are.
       attention: "splash" or "flash", JAX's own Pallas kernels for TPUs, or "plain", which runs anywhere. "flash" is the
         older kernel, with the blocks that MaxText gave it, and takes no window and no shared keys.
       blocks: sizes of the blocks of splash attention, as its `BlockSizes` has them.
       remat: values that the backward pass does not compute again, see `layers.REMAT`: "none", "full" (the input of
         each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; after
-        "offload:" they are kept in the host's memory.
+        "offload:" they are kept in the host's memory, with "input" each layer's input, too.
       one_hot: True if tokens are looked up by a product with one-hot vectors; else by a gather.
       loss: "systolic", whose kernel computes the loss without logits in memory, or "plain".
       logits: bytes of logits a device that may stay in memory for the gradients; also as
@@ -64,10 +73,17 @@ class Config:
     window: int | None = None
     full_every: int = 1
     window_theta: float = 10_000.0
+    window_head_dim: int | None = None
+    rotated: float = 1.0
+    kv_shared_layers: int = 0
+    layer_features: int = 0
+    layer_scale: bool = False
     qk_norm: bool = False
+    value_norm: bool = False
     parallel: bool = False
     post_norms: bool = False
     tied: bool = False
+    soft_cap: float | None = None
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     attention: str = "splash"
@@ -80,7 +96,8 @@ class Config:
 
     def __post_init__(self) -> None:
         period = self.full_every
-        for name, count in (("layers", self.layers), ("dense_layers", self.dense_layers)):
+        for name in ("layers", "dense_layers", "kv_shared_layers"):
+            count = getattr(self, name)
             if count % period:
                 raise ValueError(
                     f"{name}={count} is not a multiple of full_every={period}: layers are computed in blocks of so "
@@ -92,8 +109,26 @@ class Config:
         """Return the layer configurations of a block with their counts: layers with a window, then the one without."""
         if self.full_every == 1:
             return ((self, 1),)
-        local = replace(self, full_every=1, rope_theta=self.window_theta)
+        local = replace(
+            self,
+            full_every=1,
+            rope_theta=self.window_theta,
+            head_dim=self.window_head_dim or self.head_dim,
+            rotated=1.0,
+        )
         return ((local, self.full_every - 1), (replace(self, full_every=1, window=None), 1))
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of layers with this configuration: a model has at most one kind of each name."""
+        return "full" if self.window is None else "window"
+
+    @property
+    def stacks(self) -> Mapping[str, int]:
+        """Return the number of layers of each stack of weights, in the order of the layers."""
+        dense, sharing = self.dense_layers if self.experts else 0, self.kv_shared_layers
+        stacks = {"dense_layers": dense, "layers": self.layers - dense - sharing, "kv_shared_layers": sharing}
+        return {name: layers for name, layers in stacks.items() if layers}
 
     @property
     def key_dim(self) -> int:
@@ -103,13 +138,16 @@ class Config:
     @property
     def matrix_parameters(self) -> int:
         """Return the number of weights that multiply a token: all but the embedding, norms, and unused experts."""
-        attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        blocks, with_keys = self.layers // self.full_every, (self.layers - self.kv_shared_layers) // self.full_every
+        head_features = sum(count * layer.head_dim for layer, count in self.block)
+        layers = 2 * self.width * head_features * (blocks * self.heads + with_keys * self.kv_heads)
         if self.kv_rank is not None:
             attention = self.width * self.heads * (self.key_dim + self.head_dim)
             attention += self.width * (self.kv_rank + self.rope_dim) + 2 * self.kv_rank * self.heads * self.head_dim
+            layers = self.layers * attention
         matrices = 3 if self.gated else 2
         mlp = self.width * self.mlp_width * matrices
-        layers = self.layers * (attention + mlp)
+        layers += self.layers * (mlp + 3 * self.width * self.layer_features)
         if self.experts:
             chosen = self.width * self.expert_width * matrices * (self.experts_per_token + self.shared_experts)
             layers += (self.layers - self.dense_layers) * (chosen + self.width * self.experts - mlp)
@@ -122,149 +160,10 @@ class Config:
         `seq` of them, half of these under a causal mask, or the tokens of a window, which is not yet full for
         the first tokens.
         """
-        windows = [(min(seq, layer.window or seq), count) for layer, count in self.block]
-        seen = sum(count * window * (1 - window / (2 * seq) if causal else 1.0) for window, count in windows)
-        attention = 2 * self.layers // self.full_every * self.heads * (self.key_dim + self.head_dim) * seen
+        attention = 0.0
+        for layer, count in self.block:
+            window = min(seq, layer.window or seq)
+            seen = window * (1 - window / (2 * seq) if causal else 1.0)
+            attention += count * seen * (layer.key_dim + layer.head_dim)
+        attention *= 2 * self.heads * self.layers // self.full_every
         return tokens * (2 * self.matrix_parameters + attention)
-
-
-def _maxtext(width: int, layers: int, heads: int, mlp_width: int) -> Config:
-    """Return a model of MaxText's default decoder until February 2024, before commit 3b2ac8113."""
-    return Config(
-        vocabulary=32_768,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=256,
-        mlp_width=mlp_width,
-        gated=False,
-        activation="relu",
-        norm_epsilon=1e-6,
-        **dict.fromkeys(("parallel", "qk_norm", "tied"), True),
-    )
-
-
-def _scaled_maxtext(scale: int) -> Config:
-    """Apply MaxText's `global_parameter_scale` to its base.yml of 2023-09 to 2024-02.
-
-    Powers of two go to heads and MLP, width, and layers in turn.
-    """
-    log = scale.bit_length() - 1
-    heads, width, layers = (2 ** ((log + step) // 3) for step in (2, 1, 0))
-    return _maxtext(2560 * width, 16 * layers, 8 * heads, 8192 * heads)
-
-
-_LLAMA = {"vocabulary": 128_256, "kv_heads": 8, "head_dim": 128, "rope_theta": 500_000.0}
-_PLAIN_MLP: dict[str, Any] = {"gated": False, "activation": "gelu"}
-# Qwen 3 with experts, from MaxText's qwen3-30b-a3b.yml and qwen3-235b-a22b.yml. It divides the shares of a token's
-# experts by their sum, which takes no time and is left out.
-_QWEN3_EXPERTS: dict[str, Any] = {
-    "vocabulary": 151_936,
-    "kv_heads": 4,
-    "head_dim": 128,
-    "experts": 128,
-    "experts_per_token": 8,
-    "qk_norm": True,
-    "norm_epsilon": 1e-6,
-}
-_GEMMA3: dict[str, Any] = {
-    "activation": "gelu",
-    "window": 1024,
-    "full_every": 6,
-    "rope_theta": 1_000_000.0,
-    "norm_epsilon": 1e-6,
-    **dict.fromkeys(("qk_norm", "post_norms", "tied"), True),
-}
-
-CONFIGS: Mapping[str, Config] = {
-    "tiny": Config(
-        vocabulary=64,
-        width=32,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
-        mlp_width=64,
-        attention="plain",
-    ),
-    "tiny-moe": Config(
-        vocabulary=64,
-        width=32,
-        layers=3,
-        heads=4,
-        kv_heads=4,
-        head_dim=8,
-        mlp_width=64,
-        experts=8,
-        experts_per_token=2,
-        shared_experts=1,
-        expert_width=16,
-        dense_layers=1,
-        kv_rank=16,
-        rope_dim=4,
-        attention="plain",
-        grouped="plain",
-    ),
-    "tiny-gemma": Config(
-        vocabulary=64,
-        width=32,
-        layers=4,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
-        mlp_width=64,
-        attention="plain",
-        **{**_GEMMA3, "window": 5, "full_every": 2},
-    ),
-    "llama3.1-8b": Config(width=4096, layers=32, heads=32, mlp_width=14_336, **_LLAMA),
-    "llama3.1-70b": Config(width=8192, layers=80, heads=64, mlp_width=28_672, **_LLAMA),
-    "llama3.1-405b": Config(width=16_384, layers=126, heads=128, mlp_width=53_248, **_LLAMA),
-    "mistral-7b": Config(
-        vocabulary=32_000, width=4096, layers=32, heads=32, kv_heads=8, head_dim=128, mlp_width=14_336
-    ),
-    "maxtext-16b": _maxtext(6144, 36, 24, 24_576),
-    "maxtext-22b": _maxtext(6144, 48, 24, 24_576),
-    "maxtext-32b": _scaled_maxtext(32),
-    "maxtext-64b": _scaled_maxtext(64),
-    # DeepSeek-V2-Lite.
-    "deepseek2-16b": Config(
-        vocabulary=102_400,
-        width=2048,
-        layers=27,
-        heads=16,
-        kv_heads=16,
-        head_dim=128,
-        mlp_width=10_944,
-        experts=64,
-        experts_per_token=6,
-        shared_experts=2,
-        expert_width=1408,
-        dense_layers=1,
-        kv_rank=512,
-        rope_dim=64,
-        norm_epsilon=1e-6,
-    ),
-    "qwen3-30b-a3b": Config(
-        width=2048, layers=48, heads=32, mlp_width=768, expert_width=768, rope_theta=1e7, **_QWEN3_EXPERTS
-    ),
-    "qwen3-235b-a22b": Config(
-        width=4096, layers=94, heads=64, mlp_width=1536, expert_width=1536, rope_theta=5e6, **_QWEN3_EXPERTS
-    ),
-    "gemma3-12b": Config(
-        vocabulary=262_144, width=3840, layers=48, heads=16, kv_heads=8, head_dim=256, mlp_width=15_360, **_GEMMA3
-    ),
-    # Their layer norms and learned positions cost what RMS norms and rotated ones do.
-    "gpt3-175b": Config(
-        vocabulary=50_304, width=12_288, layers=96, heads=96, kv_heads=96, head_dim=128, mlp_width=49_152, **_PLAIN_MLP
-    ),
-}
-
-
-def configured(name: str | Config, **changes: Any) -> Config:
-    """Return a published model by its name, optionally with changed fields, such as `layers=2`."""
-    if isinstance(name, Config):
-        return replace(name, **changes)
-    if name not in CONFIGS:
-        raise ValueError(f"no model is named {name!r}; there are {', '.join(CONFIGS)}")
-    return replace(CONFIGS[name], **changes)

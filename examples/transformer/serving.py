@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 from systolic import Step
 
 from .attention import plain_attention
-from .config import Config, configured
+from .config import Config
 from .layers import embed, feed_forward, forward, normed, project, projections, scan_layers, vocabulary_weight
+from .models import configured
 from .sharding import Sharding, placed
 from .step import PARTS, init
 
@@ -56,7 +57,7 @@ def prefill(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
     """Return the forward pass of `batch` prompts of `seq` tokens per device, for `systolic step`; see `step.train`."""
-    settings, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    settings, sharding = _served(config, **changes), Sharding(mesh)
     sequences = batch * sharding.devices
     tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
     return Step(
@@ -73,7 +74,7 @@ def decode(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
     """Return a decoding step of `batch` sequences per device, with a cache for `seq` tokens, for `systolic step`."""
-    settings, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    settings, sharding = _served(config, **changes), Sharding(mesh)
     sequences = batch * sharding.devices
     cache = tuple(
         jax.ShapeDtypeStruct(
@@ -92,6 +93,16 @@ def decode(
         flops_causal=flops,  # the one token sees the whole cache
         parts=PARTS,
     )
+
+
+def _served(config: str | Config, **changes: Any) -> Config:
+    settings = configured(config, remat="none", **changes)
+    if settings.kv_shared_layers or settings.layer_features or settings.window_head_dim is not None:
+        raise ValueError(
+            "prefill and decode have one cache of equal keys for all layers, and no embeddings of each layer; take a "
+            "model without kv_shared_layers, layer_features and window_head_dim, or train"
+        )
+    return settings
 
 
 def _next_token(parameters: Any, x: jax.Array, sharding: Sharding) -> jax.Array:

@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 import systolic
 from systolic import Step
 
-from .config import Config, configured
+from .config import Config
 from .layers import forward, project, vocabulary_weight
+from .models import configured
 from .sharding import Sharding, placed
 
 # Names in the name stacks of operations: the rows of a step's table.
@@ -39,42 +40,52 @@ def init(key: jax.Array, config: Config) -> Any:
     c = config
     outer = {"embedding": ((c.vocabulary, c.width), c.width)}
     outer |= {} if c.tied else {"logits": ((c.width, c.vocabulary), c.width)}
+    if c.layer_features:
+        features = c.layers * c.layer_features
+        outer["layer_embeddings"] = (c.vocabulary, features), c.layer_features
+        outer["layer_projection"] = (c.width, features), c.width
     keys = iter(jax.random.split(key, 64))
 
     def drawn(shape: tuple[int, ...], fan_in: int) -> jax.Array:
         return jax.random.normal(next(keys), shape) / math.sqrt(fan_in)
 
-    def stack(deep: int, experts: int) -> Any:
-        layers = {name: drawn((deep, *shape), fan_in) for name, (shape, fan_in) in _matrices(c, experts).items()}
-        return layers | {name: jnp.zeros((deep, features)) for name, features in _norms(c).items()}
+    def stack(layer: Config, deep: int, name: str) -> Any:
+        matrices = _matrices(layer, name)
+        weights = {name: drawn((deep, *shape), fan_in) for name, (shape, fan_in) in matrices.items()}
+        return weights | {name: jnp.zeros((deep, features)) for name, features in _norms(layer, name).items()}
 
-    def blocks(deep: int, experts: int) -> Any:
+    def blocks(deep: int, name: str) -> Any:
         """Return the stack of all layers; where layers of a block differ, one stack for each kind."""
-        stacks = [stack(deep // c.full_every * count, experts) for _, count in c.block]
+        stacks = [stack(layer, deep // c.full_every * count, name) for layer, count in c.block]
         return stacks if len(stacks) > 1 else stacks[0]
 
     weights = {name: drawn(*shape_and_inputs) for name, shape_and_inputs in outer.items()}
-    dense = c.dense_layers if c.experts else 0
-    weights |= {"norm": jnp.zeros(c.width), "layers": blocks(c.layers - dense, c.experts)}
-    return weights | ({"dense_layers": blocks(dense, 0)} if dense else {})
+    weights |= {"norm": jnp.zeros(c.width)}
+    weights |= {"layer_projection_norm": jnp.zeros(c.layer_features)} if c.layer_features else {}
+    return weights | {name: blocks(deep, name) for name, deep in c.stacks.items()}
 
 
-def _norms(c: Config) -> dict[str, int]:
-    """Return the features of each norm of a layer."""
+def _norms(c: Config, stack: str) -> dict[str, int]:
+    """Return the features of each norm of a layer, and of its scale."""
     norms = dict.fromkeys(("attention_norm",) if c.parallel else ("attention_norm", "mlp_norm"), c.width)
     norms |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
-    norms |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
+    keys = () if stack == "kv_shared_layers" else ("key_norm",)
+    norms |= dict.fromkeys(("query_norm", *keys), c.head_dim) if c.qk_norm else {}
+    norms |= {"layer_out_norm": c.width} if c.layer_features else {}
+    norms |= {"layer_scale": 1} if c.layer_scale else {}
     return norms | ({"kv_norm": c.kv_rank} if c.kv_rank is not None else {})
 
 
-def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
+def _matrices(c: Config, stack: str) -> dict[str, tuple[tuple[int, ...], int]]:
     """Return the shape of each matrix of a layer, and the number of input features per output feature."""
+    experts = 0 if stack == "dense_layers" else c.experts
     matrices: dict[str, tuple[tuple[int, ...], int]] = {
         "query": ((c.width, c.heads, c.key_dim), c.width),
         "out": ((c.heads, c.head_dim, c.width), c.heads * c.head_dim),
     }
     if c.kv_rank is None:
-        matrices |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
+        keys = () if stack == "kv_shared_layers" else ("key", "value")
+        matrices |= dict.fromkeys(keys, ((c.width, c.kv_heads, c.head_dim), c.width))
     else:
         matrices["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
         matrices["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
@@ -86,6 +97,9 @@ def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]
         matrices["router"] = (c.width, experts), c.width
         matrices |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
         matrices["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
+    if c.layer_features:
+        matrices["layer_gate"] = (c.width, c.layer_features), c.width
+        matrices["layer_up"] = (c.layer_features, c.width), c.layer_features
     return matrices
 
 
@@ -104,7 +118,9 @@ def mean_loss(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Confi
     weight = sharding.constrain(weight.astype(x.dtype), None, "vocabulary")
     if config.loss == "plain":
         return jnp.mean(_by_chunks(x, targets, weight, config, sharding))
-    kernel = functools.partial(systolic.linear_cross_entropy, ignore_index=None, logits=config.logits)
+    kernel = functools.partial(
+        systolic.linear_cross_entropy, ignore_index=None, logits=config.logits, soft_cap=config.soft_cap
+    )
     cuts = (("batch", "sequence", None), (None, "vocabulary"), ("batch", "sequence"))
     return sharding.on_types(kernel, tuple(sharding.spec(*names) for names in cuts))(x, weight, targets)
 
@@ -127,6 +143,8 @@ def _cut(x: jax.Array, chunks: int) -> jax.Array:
 def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
     """Return the loss of each token: the logarithm of the sum of all exponentials, less the logit of the next one."""
     logits = project(x, weight, "bsd,dv->bsv")
+    if config.soft_cap is not None:
+        logits = config.soft_cap * jnp.tanh(logits / config.soft_cap)
     logits = sharding.constrain(logits, "batch", "sequence", "vocabulary").astype(jnp.float32)
     target_logits = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - target_logits
@@ -184,7 +202,7 @@ def train(
 
     Args:
       mesh: with any of the axes `data`, `fsdp`, `tensor` and `expert`; None: one device.
-      config: a name of `config.CONFIGS`, or a configuration.
+      config: a name of `models.CONFIGS`, or a configuration.
       batch: sequences per device; all of them together are cut along the axes `data`, `fsdp` and `expert`.
       seq: tokens per sequence.
       changes: changed fields of the configuration, such as `layers=2` or `remat="minimal"`.

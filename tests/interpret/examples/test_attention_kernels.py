@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from transformer.attention import attend, plain_attention
-from transformer.config import configured
+from transformer.models import configured
 from transformer.sharding import Sharding
 
 LENGTH = 256

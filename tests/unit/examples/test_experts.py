@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformer.config import configured
 from transformer.experts import permuted, routed, untrained_sizes
+from transformer.models import configured
 from transformer.sharding import Sharding
 from transformer.step import AdamW, begin, init, loss, train_function
 

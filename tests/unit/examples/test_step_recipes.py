@@ -20,7 +20,7 @@ from training_steps import (
     rows_of,
     summary_of,
 )
-from transformer.config import configured
+from transformer.models import configured
 
 import systolic
 from systolic.chips import SliceShape, with_flags

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformer.config import CONFIGS, Config, configured
-from transformer.layers import forward
-from transformer.serving import decode_step, prefill_step
+from transformer.config import Config
+from transformer.layers import embed, forward, layer, layer_inputs, rms_norm, rotate, with_layer_inputs
+from transformer.models import CONFIGS, configured
+from transformer.serving import decode, decode_step, prefill_step
 from transformer.sharding import Sharding
-from transformer.step import AdamW, begin, init, loss, train, train_function
+from transformer.step import AdamW, begin, cross_entropy, init, loss, train, train_function
 
 import systolic
 
@@ -27,7 +28,7 @@ def batch_of(config: Config, sequences: int = 4, length: int = 32) -> dict[str, 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["tiny", "tiny-gemma"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-gemma", pytest.param("tiny-gemma4", marks=pytest.mark.slow)])
 def test_the_loss_falls(name: str) -> None:
     config = configured(name)
     step = train_function(config, ALONE, AdamW(learning_rate=1e-2))
@@ -130,6 +131,75 @@ def test_how_far_tokens_see_is_how_far_their_values_reach() -> None:
     assert reached(parameters) == list(range(4, 4 + 3 * 4 + 1))
 
 
+@pytest.mark.exhaustive
+def test_layers_take_their_rows_and_the_keys_of_the_last_layers_of_their_kind() -> None:
+    """Six layers, in turn with a window and without; the last two take the keys of the third and the fourth."""
+    config = configured("tiny-gemma4")
+    parameters = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+    tokens = batch_of(config)["tokens"]
+    # Compiled one by one, layers are rounded as in a loop.
+    kinds = [jax.jit(functools.partial(layer, config=own, sharding=ALONE)) for own, _ in config.block]
+    x = jax.jit(lambda table: embed(tokens, table, config))(parameters["embedding"])
+    inputs = jax.jit(lambda x, each: layer_inputs(tokens, x, each, config))(x, parameters)
+    caches = []
+    for number in range(6):
+        stack, row = ("layers", number // 2) if number < 4 else ("kv_shared_layers", 0)
+        weights = {name: each[row] for name, each in parameters[stack][number % 2].items()}
+        shared = None if number < 4 else caches[number - 2]
+        x, cache = kinds[number % 2](x, weights | {"layer_input": inputs[number]}, shared=shared)
+        caches.append(cache)
+    wanted = np.asarray(rms_norm(x, parameters["norm"], config.norm_epsilon), np.float32)
+    found = jax.jit(lambda each: forward(each, tokens, config, ALONE)[0])(parameters)
+    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=0, atol=2**-6 * np.abs(wanted).max())
+
+
+def test_inputs_of_layers_are_their_rows_and_projections() -> None:
+    config, random = configured("tiny-gemma4"), np.random.default_rng(0)
+    shape = (4, 8, config.layers, config.layer_features)
+    columns = config.layers * config.layer_features
+    table, projection = random.standard_normal((config.vocabulary, columns)), random.standard_normal((32, columns))
+    x, tokens = random.standard_normal((4, 8, 32)), random.integers(0, config.vocabulary, (4, 8))
+    projected = (x @ projection).reshape(shape) / np.sqrt(config.width)
+    projected /= np.sqrt(np.mean(projected**2, axis=-1, keepdims=True) + config.norm_epsilon)
+    rows = table[tokens].reshape(shape) * np.sqrt(config.layer_features)
+    wanted = np.moveaxis((rows + projected) / np.sqrt(2), 2, 0)
+    weights = {"layer_embeddings": table, "layer_projection": projection, "layer_projection_norm": np.zeros(shape[-1])}
+    weights = jax.tree.map(lambda each: jnp.asarray(each, jnp.float32), weights)
+    found = jax.jit(functools.partial(layer_inputs, config=config))(tokens, jnp.asarray(x, jnp.float32), weights)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_inputs_of_layers_reach_them_in_order() -> None:
+    stacks = {"layers": [{}, {}], "kv_shared_layers": [{}, {}]}
+    marked = with_layer_inputs(stacks, jnp.arange(6), configured("tiny-gemma4"))
+    found = [each["layer_input"].tolist() for each in [*marked["layers"], *marked["kv_shared_layers"]]]
+    assert found == [[0, 2], [1, 3], [4], [5]]
+
+
+def test_only_a_share_of_features_is_rotated() -> None:
+    x = jax.random.normal(jax.random.key(0), (1, 6, 2, 16))
+    positions = jnp.arange(6)
+    found = rotate(x, positions, 100.0, 0.25)
+    np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
+    np.testing.assert_array_equal(found[..., :4], rotate(x[..., :4], positions, 100.0))
+
+
+def test_capped_logits_have_their_loss() -> None:
+    random = np.random.default_rng(0)
+    x, weight = (random.standard_normal(shape) for shape in ((2, 3, 8), (8, TINY.vocabulary)))
+    targets = random.integers(0, TINY.vocabulary, (2, 3))
+    logits = 2 * np.tanh(x @ weight / 2)
+    wanted = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    operands = jnp.asarray(x, jnp.float32), jnp.asarray(targets), jnp.asarray(weight, jnp.float32)
+    found = cross_entropy(*operands, configured(TINY, soft_cap=2.0), ALONE)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_models_whose_layers_have_different_caches_are_not_served() -> None:
+    with pytest.raises(ValueError, match="kv_shared_layers"):
+        decode(config="tiny-gemma4")
+
+
 def test_operations_of_a_window_are_those_of_the_tokens_it_shows() -> None:
     config = configured("tiny-gemma", window=128, full_every=4)
     windows, seq = (128, 128, 128, 4096), 4096
@@ -159,6 +229,7 @@ SIZES = {
     "deepseek2-16b": 15.7,
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235.1,
+    "gemma4-4b": 7.5,  # without the encoders of images and sound
 }
 
 
@@ -168,11 +239,12 @@ def test_published_models_have_their_sizes(name: str) -> None:
     weights = jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))
     count = sum(each.size for each in jax.tree.leaves(weights))
     assert count / 1e9 == pytest.approx(SIZES[name], rel=0.01)
-    norms = ((2 - config.parallel) * config.layers + 1) * config.width + config.layers * (config.kv_rank or 0)
-    norms += config.layers * (2 * config.width * config.post_norms + 2 * config.head_dim * config.qk_norm)
+    named = jax.tree_util.tree_leaves_with_path(weights)
+    norms = sum(each.size for path, each in named if path[-1].key.endswith(("norm", "layer_scale")))
     others = config.experts - config.experts_per_token  # with whose weights a token is not multiplied
     others *= (config.layers - config.dense_layers) * 3 * config.width * config.expert_width
     table = 0 if config.tied else config.vocabulary * config.width
+    table += config.vocabulary * config.layers * config.layer_features
     assert count == config.matrix_parameters + others + table + norms
 
 

@@ -12,7 +12,7 @@ import functools, sys
 sys.path.insert(0, sys.argv[1])
 import jax, numpy as np
 from jax.sharding import Mesh
-from transformer.config import configured
+from transformer.models import configured
 from transformer.sharding import Sharding
 from transformer.step import mean_loss
 
