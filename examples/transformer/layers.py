@@ -70,12 +70,12 @@ def projections(
         return latent_projections(x, weights, positions, config)
     names = ("query", "key", "value") if shared is None else ("query",)
     heads = {name: project(x, weights[name], "bsd,dhf->bshf") for name in names}
-    heads = {name: normed(each, weights, f"{name}_norm", config) for name, each in heads.items()}
+    heads = {name: normed(head, weights, f"{name}_norm", config) for name, head in heads.items()}
     if config.value_norm and shared is None:
         heads["value"] = rms_norm(heads["value"], 0.0, config.norm_epsilon)
     for name in names[:2]:
         heads[name] = rotate(heads[name], positions, config.rope_theta, config.rotated)
-    return *(checkpoint_name(each, name) for name, each in heads.items()), *(shared or ())
+    return *(checkpoint_name(head, name) for name, head in heads.items()), *(shared or ())
 
 
 def latent_projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config) -> tuple[jax.Array, ...]:
