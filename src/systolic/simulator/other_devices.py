@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.outside import Outside
 
 
@@ -38,6 +40,28 @@ class RemoteCopy:
 
 class OtherDevices(Outside, Protocol):
     """The slice as one of its devices sees it."""
+
+    @property
+    def represents_all(self) -> bool:
+        """True if this device is executed on behalf of all."""
+        ...
+
+    def is_idle_from(self, time: float) -> bool:
+        """True if nothing is under way on the links of the device that represents all from a time on."""
+        ...
+
+    def alone(self, schedule: Schedule, dma: DmaEngine, memories: Mapping[int, Memory]) -> OtherDevices:
+        """Return the slice as an operation sees it that is executed alone, with memories by core."""
+        ...
+
+    @property
+    def has_acted(self) -> bool:
+        """True if the operation that was executed alone has sent or signalled anything."""
+        ...
+
+    def repeat(self, time: int, alone: Any) -> None:
+        """Count again, from a time on, what an operation did that was executed alone."""
+        ...
 
     def target(self, word: int, flag: int) -> RemoteTarget:
         """Return the target of a copy that signals a flag there."""

@@ -36,6 +36,23 @@ class Surroundings(Protocol):
     clock_hz: float
     routes: Routes
 
+    @property
+    def represents_all(self) -> bool:
+        """True if one device is simulated on behalf of all."""
+        ...
+
+    def is_idle_from(self, time: float) -> bool:
+        """True if nothing is under way on the links from a time on; only of a slice with one device."""
+        ...
+
+    def alone(self, schedule: Schedule) -> Surroundings:
+        """Return the same slice, with nothing under way, for an operation that is executed alone."""
+        ...
+
+    def repeat(self, alone: Any) -> None:
+        """Count again what an operation did that was executed alone."""
+        ...
+
     def name(self, device: SliceDevice) -> str:
         """Name a device in messages."""
         ...
@@ -99,6 +116,19 @@ class AllDevices:
     network: Network
     addresses: Addresses
     devices: Sequence[SliceDevice]  # by id
+
+    @property
+    def represents_all(self) -> bool:
+        return False
+
+    def is_idle_from(self, time: float) -> bool:
+        raise AssertionError("other devices act on a device of its own")
+
+    def alone(self, schedule: Schedule) -> Surroundings:
+        raise AssertionError("other devices act on a device of its own")
+
+    def repeat(self, alone: Any) -> None:
+        raise AssertionError("other devices act on a device of its own")
 
     def name(self, device: SliceDevice) -> str:
         return f"device {device.number}"
