@@ -13,7 +13,7 @@ from systolic.simulator.core_records import CoreRun
 from systolic.simulator.core_results import core_run, spent_so_far
 from systolic.simulator.device_setup import DeviceSetup
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.executed_alone import CoreCall, Execution, OwnMemory
+from systolic.simulator.executed_alone import CoreCall, Execution
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_BYTES, Memory, Words
@@ -105,15 +105,6 @@ class Core:
             program=name,
             memo=setup.remembered,
         )
-
-    def _memory_of_device(self, inputs: Sequence[tuple[CallOperand, int]], iterations: IterationBudget) -> OwnMemory:
-        """Return memory in which only the words are known that say which device it is, with inputs at known places."""
-        memory, first_word = OwnMemory(iterations, self._identity), self._operands.first_word
-        for operand, at in inputs:
-            memory.hold_input(operand.space or "", first_word(operand.space or "", at), self._operands.words(operand))
-        for pointer, table in self._setup.tables.items():
-            memory.define("hbm", first_word("hbm", pointer), len(table), lambda table=table: table)
-        return memory
 
     @property
     def iterations(self) -> int:
@@ -253,19 +244,14 @@ class Core:
             or any(isinstance(at, Unknown) for _, at in places)
         ):
             return None
-        pointers = [
-            (operand, at)
-            for operand in translation.operands
-            if isinstance(at := registers.get(operand.register), int)
-            and (operand.space in ("vmem", "cmem") or (operand.space == "hbm" and at in setup.tables))
-        ]
+        pointers = self._operands.known_pointers(translation.operands, registers, setup.tables)
         known_now = knows_inputs() if self._parts.device.meeting.cores > 1 else None  # before other cores' calls
         return CoreCall(
             core=self.number,
             time=time,
             knows_inputs=knows_inputs if known_now is None else lambda: known_now,
             mxus=partial(self._new_mxus, name),
-            memory=partial(self._memory_of_device, [operand for operand in pointers if operand[0].is_input]),
+            memory=partial(self._operands.own_memory, pointers, self._identity, setup.tables),
             pointers=tuple((operand.register, at) for operand, at in pointers),
             flags=flags,
             iterations=self._iterations,

@@ -179,10 +179,6 @@ class DmaEngine:
 
     # ---- calls that are not executed; see `repeated_calls` ----
 
-    def pipe_cycles(self, time: int) -> float:
-        """Return how long the pipe to HBM is still busy."""
-        return max(0.0, self.pipe.free - time)
-
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
         """Return the nonzero counts of a program's own flags; None: something is under way to one."""
         return self._flags.own_flags(core, program, time)
