@@ -17,8 +17,8 @@ FIXED = {
     "SyncFlags": "_by_owner _by_program flag",
     "CoreCall": "iterations knows_inputs memory mxus pointers",
     "_Lookup": "_dma _operation _pipe _repeated",
-    "Core": "_identity _iterations _memory _op_totals _operands _rounds _setup _timeline memory operand_words skipped_cycles "
-    "spend",
+    "Core": "_identity _iterations _memory _op_totals _operands _rounds _setup _timeline memory operand_words "
+    "skipped_cycles spend",
     "CoreParts": "call iterations model named_words next_round number parameter",
     "DeviceParts": "others rounds sparse_cores",
     "Assumption": "_progression",
