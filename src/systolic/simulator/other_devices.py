@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.outside import Outside
+
+# Devices on whose behalf one is executed: all, which do the same, or all, as slow as the slowest of them.
+Represented = Literal["itself", "all", "the slowest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ class OtherDevices(Outside, Protocol):
     """The slice as one of its devices sees it."""
 
     @property
-    def represents_all(self) -> bool:
-        """True if this device is executed on behalf of all."""
+    def represents(self) -> Represented:
+        """Return the devices on whose behalf this one is executed."""
         ...
 
     def is_idle_from(self, time: float) -> bool:

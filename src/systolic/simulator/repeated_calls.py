@@ -33,7 +33,7 @@ from systolic.simulator.executed_alone import CoreCall, Execution, LinkChanges, 
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.sync_flags import OwnFlags
-from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.other_devices import OtherDevices, Represented
 from systolic.simulator.schedule import Waited
 from systolic.simulator.translating.translate import Translation
 
@@ -53,7 +53,9 @@ class _Begin:
     left: float  # the share that they leave
     last: tuple[str, float]  # copy of the pipe
     cores: tuple[tuple[int, int, OwnFlags], ...]  # that call, with how much later, and their flags
-    pointers: tuple[tuple[tuple[str, int], ...], ...] = ()  # that they are handed, if they act on other devices
+    # Only of calls that may act on other devices: whom the device represents, and pointers that it is handed.
+    represents: Represented = "itself"
+    pointers: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     def pipe(self, machine: MachineModel) -> HbmPipe:
         pipe = HbmPipe(machine, self.pipe_cycles, self.rate, self.last)
@@ -122,7 +124,7 @@ class RepeatedCalls:
         operation.others = others  # not an earlier attempt's, whose cores would stay in memory
         operation.calls += 1
         time = calls[0].time
-        may_act = operation.acts is not False and others is not None and others.represents_all
+        may_act = operation.acts is not False and others is not None and others.represents != "itself"
         if (operation.acts and not may_act) or (may_act and others is not None and not others.is_idle_from(time)):
             return None
         follows_links = others is not None and operation.follows_links
@@ -136,6 +138,7 @@ class RepeatedCalls:
             left=pipe.left,
             last=pipe.last if pipe_cycles else ("", 0.0),
             cores=tuple((call.core, call.time - time, call.flags) for call in calls),
+            represents=others.represents if others is not None and may_act else "itself",
             pointers=tuple(call.pointers for call in calls) if may_act else (),
         )
         at_full_rate = begin

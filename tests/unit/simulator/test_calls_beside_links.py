@@ -50,7 +50,7 @@ REMOTE = 1 << 20
 class Slice:
     """Other devices, of which one is the target of words with a bit."""
 
-    represents_all = False
+    represents = "itself"
 
     def target(self, word: int, flag: int) -> RemoteTarget:
         return RemoteTarget(0, 0, remote=bool(word & REMOTE))

@@ -27,7 +27,7 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "_Arrival": ("name", "time", "call", "decided", "outcome"),
     "CoreCall": ("core", "time", "flags"),
     "_Lookup": ("_time", "_calls", "_begin", "_at_full_rate", "_links", "_changes", "_ended"),
-    "_Begin": ("pipe_cycles", "rate", "left", "last", "cores", "pointers"),
+    "_Begin": ("pipe_cycles", "rate", "left", "last", "cores", "represents", "pointers"),
     "Core": ("number", "_parts", "_mxus"),
     "CoreParts": ("device", "memory", "running"),
     "DeviceParts": ("dma", "mailboxes", "meeting"),

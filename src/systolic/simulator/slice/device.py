@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from systolic.simulator.device import DeviceModel
 from systolic.simulator.device_setup import DeviceSetup
@@ -15,7 +15,7 @@ from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
-from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
+from systolic.simulator.other_devices import RemoteCopy, RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.schedule import Schedule
@@ -75,8 +75,8 @@ class Device:
     # ---- operations that are executed alone; see `executed_alone` ----
 
     @property
-    def represents_all(self) -> bool:
-        return self._around.represents_all
+    def represents(self) -> Represented:
+        return self._around.represents
 
     def is_idle_from(self, time: float) -> bool:
         return self._around.is_idle_from(time)
@@ -85,6 +85,7 @@ class Device:
         """Return this device with the parts of an operation that is executed alone."""
         other = copy.copy(self)
         other._around = self._around.alone(schedule)
+        other.sparse_cores = cast("Any", None)  # there are none; to keep them would keep all of this device in memory
         other.cores = tuple(_CoreAlone(memory) for _, memory in sorted(memories.items()))
         other.communications = [RecordedCommunications() for _ in other.cores]
         dma.least_latency_cycles = self.dma.least_latency_cycles

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from systolic.simulator.hardware.lanes import DivergedError, Lanes, lane, lanes_in
-from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.other_devices import RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
@@ -53,8 +53,8 @@ class OneForAll:
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
-    def represents_all(self) -> bool:
-        return True
+    def represents(self) -> Represented:
+        return "the slowest" if self.slowest_counts else "all"
 
     def is_idle_from(self, time: float) -> bool:
         """True if nothing is under way on the links from a time on."""
@@ -66,7 +66,7 @@ class OneForAll:
 
     def repeat(self, alone: OneForAll) -> None:
         """Count again what an operation did that was executed alone."""
-        self.differed |= alone.differed
+        self.differed |= alone.differed or alone.network.differed
         self.network.repeat(alone.network)
 
     def name(self, device: SliceDevice) -> str:
@@ -218,7 +218,6 @@ class PatternNetwork(Network):
     def repeat(self, alone: PatternNetwork) -> None:
         """Count again what was sent over the links of an operation that was executed alone."""
         self.copies += alone.copies
-        self.differed |= alone.differed
         mine = {theirs: self._stream(*key) for key, theirs in alone._streams.items()}
         for theirs, stream in mine.items():
             stream.sent_bytes += theirs.sent_bytes

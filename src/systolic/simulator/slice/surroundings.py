@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.other_devices import RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
@@ -37,8 +37,8 @@ class Surroundings(Protocol):
     routes: Routes
 
     @property
-    def represents_all(self) -> bool:
-        """True if one device is simulated on behalf of all."""
+    def represents(self) -> Represented:
+        """Return the devices on whose behalf one is executed."""
         ...
 
     def is_idle_from(self, time: float) -> bool:
@@ -118,8 +118,8 @@ class AllDevices:
     devices: Sequence[SliceDevice]  # by id
 
     @property
-    def represents_all(self) -> bool:
-        return False
+    def represents(self) -> Represented:
+        return "itself"
 
     def is_idle_from(self, time: float) -> bool:
         raise AssertionError("other devices act on a device of its own")
