@@ -190,6 +190,30 @@ def test_skipping_rounds_changes_nothing(
     assert min(skipped) > 0
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("name", "topology"), [("v6e", "4x8"), ("v5p", "2x4x4"), ("v6e", "8x8")])
+def test_looking_collectives_up_changes_nothing(
+    pool, monkeypatch: pytest.MonkeyPatch, name: str, topology: str
+) -> None:
+    found, find = set[str](), RepeatedCalls.find
+
+    def noted(self: RepeatedCalls, translation: Any, *args: Any) -> tuple[Outcome, ...] | None:
+        if (outcomes := find(self, translation, *args)) is not None:
+            found.add(translation.name)
+        return outcomes
+
+    monkeypatch.setattr(RepeatedCalls, "find", noted)
+    simulated = compiled(pool, "layers", name, topology)
+    run = simulated()  # skips rounds, too
+    assert run.way == "one device for all, as slow as the slowest"
+    assert {collective.name for collective in run.collectives} <= found
+    found.clear()
+    monkeypatch.setattr(RepeatedRounds, "next", lambda self, core, loop, time, iterations, registers: registers)
+    assert simulated() == run
+    assert {collective.name for collective in run.collectives} <= found
+    assert simulated(remember=False) == run
+
+
 @pytest.mark.parametrize("one_for_all", [False, True], ids=["all devices", "one for all"])
 @pytest.mark.parametrize("name", ["ring reduce-scatter", "collective-permute in a loop"])
 def test_acting_before_ones_turn_changes_nothing(

@@ -45,6 +45,17 @@ def around(x: jax.Array) -> jax.Array:
     return lax.scan(layer, x, None, length=24)[0]
 
 
+def layers(x: jax.Array) -> jax.Array:
+    """A loop of a product whose operand is gathered, and whose results are added up and scattered."""
+
+    def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        gathered = jnp.tanh(lax.all_gather(x, ALL, tiled=True) @ jnp.ones((128, 128)))
+        mean = lax.pmean(gathered, ALL)
+        return lax.psum_scatter(gathered - mean, ALL, tiled=True), None
+
+    return lax.scan(layer, x, None, length=9)[0]
+
+
 # Some devices send, some do not, some receive: XLA looks such permutations up in a table.
 SOME = [(0, 3), (1, 0), (3, 1)]
 
@@ -65,6 +76,7 @@ FUNCTIONS = {
     ),
     "collective-permute": (next_one, PartitionSpec(ALL)),
     "collective-permute in a loop": (around, PartitionSpec(ALL)),
+    "layers": (layers, PartitionSpec(ALL)),
 }
 
 

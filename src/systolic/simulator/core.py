@@ -86,6 +86,7 @@ class Core:
             parameter=self._parameter,
             call=self._call,
         )
+        self._identity = identity
         self._mxus = {name: self._new_mxus(name, timeline) for name in setup.translations}
         self._op_totals: dict[str, OpTotals] = {}
         for index, words in enumerate(setup.parameters):
@@ -243,12 +244,15 @@ class Core:
             or any(isinstance(at, Unknown) for _, at in places)
         ):
             return None
+        pointers = self._operands.known_pointers(translation.operands, registers, setup.tables)
         known_now = knows_inputs() if self._parts.device.meeting.cores > 1 else None  # before other cores' calls
         return CoreCall(
             core=self.number,
             time=time,
             knows_inputs=knows_inputs if known_now is None else lambda: known_now,
             mxus=partial(self._new_mxus, name),
+            memory=partial(self._operands.own_memory, pointers, self._identity, setup.tables),
+            pointers=tuple((operand.register, at) for operand, at in pointers),
             flags=flags,
             iterations=self._iterations,
         )

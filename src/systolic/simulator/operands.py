@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.device_setup import OperandWords
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Contents, Memory
+from systolic.simulator.executed_alone import OwnMemory
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Contents, Memory, Words
 from systolic.simulator.hardware.values import COMPUTED, Unknown
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.translating.names import ALLOCATION_SPAN
@@ -45,6 +48,39 @@ class Operands:
         Addresses are made up: what lies behind an allocation's span belongs to others, even if the operand is larger.
         """
         return min(operand.padded_words, self.first_word(operand.space or "", ALLOCATION_SPAN))
+
+    def known_pointers(
+        self, operands: Iterable[CallOperand], registers: Mapping[str, Any], tables: Mapping[int, Words]
+    ) -> list[tuple[CallOperand, int]]:
+        """Return the operands, with their places, that an operation may know while it is executed alone.
+
+        They lie on the chip, or are tables of the slice's devices.
+        """
+        places = [(operand, registers.get(operand.register)) for operand in operands]
+        return [
+            (operand, at)
+            for operand, at in places
+            if isinstance(at, int) and (operand.space in ("vmem", "cmem") or (operand.space == "hbm" and at in tables))
+        ]
+
+    def own_memory(
+        self,
+        pointers: Iterable[tuple[CallOperand, int]],
+        identity: Mapping[int, Any],
+        tables: Mapping[int, Words],
+        iterations: IterationBudget,
+    ) -> OwnMemory:
+        """Return memory for an operation that is executed alone.
+
+        Known are only words that identify the device, the tables, and where inputs lie on the chip.
+        """
+        memory = OwnMemory(iterations, identity)
+        for operand, at in pointers:
+            if operand.is_input and operand.space != "hbm":
+                memory.hold_input(operand.space or "", self.first_word(operand.space or "", at), self.words(operand))
+        for pointer, table in tables.items():
+            memory.define("hbm", self.first_word("hbm", pointer), len(table), lambda table=table: table)
+        return memory
 
     def hand_over(self, name: str, call: int, operand: CallOperand, registers: dict[str, int | Unknown]) -> None:
         """Store an operand's known contents where the operation reads them."""

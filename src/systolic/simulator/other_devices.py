@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.outside import Outside
+
+# Devices on whose behalf one is executed: all, which do the same, or all, as slow as the slowest of them.
+Represented = Literal["itself", "all", "the slowest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,28 @@ class RemoteCopy:
 
 class OtherDevices(Outside, Protocol):
     """The slice as one of its devices sees it."""
+
+    @property
+    def represents(self) -> Represented:
+        """Return the devices on whose behalf this one is executed."""
+        ...
+
+    def is_idle_from(self, time: float) -> bool:
+        """True if nothing is under way on the links of the device that represents all from a time on."""
+        ...
+
+    def alone(self, schedule: Schedule, dma: DmaEngine, memories: Mapping[int, Memory]) -> OtherDevices:
+        """Return the slice as an operation sees it that is executed alone, with memories by core."""
+        ...
+
+    @property
+    def has_acted(self) -> bool:
+        """True if the operation that was executed alone has sent or signalled anything."""
+        ...
+
+    def repeat(self, time: int, alone: Any) -> None:
+        """Count again, from a time on, what an operation did that was executed alone."""
+        ...
 
     def target(self, word: int, flag: int) -> RemoteTarget:
         """Return the target of a copy that signals a flag there."""

@@ -8,6 +8,9 @@ are executed, on one device also calls during which it might have; and so are al
 devices, or on flags that are not their own. Calls with known inputs are looked up too, unless the operation copies
 inputs to its results, which are then known as well.
 
+If one device represents all, nothing but its own copies uses the links. A collective that begins with idle links and
+with shared flags at zero, and leaves both so, does the same in all such calls, and is looked up as well.
+
 Links of a slice take a share of the rate, which changes while a call lasts. The call does not act on links, so the
 changes can be awaited: a call that is looked up waits until it would end if links left HBM alone, and is looked up by
 the changes until then. If it ends later with them, it waits for further changes until that end. Operations that keep
@@ -30,7 +33,7 @@ from systolic.simulator.executed_alone import CoreCall, Execution, LinkChanges, 
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.sync_flags import OwnFlags
-from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.other_devices import OtherDevices, Represented
 from systolic.simulator.schedule import Waited
 from systolic.simulator.translating.translate import Translation
 
@@ -50,6 +53,9 @@ class _Begin:
     left: float  # the share that they leave
     last: tuple[str, float]  # copy of the pipe
     cores: tuple[tuple[int, int, OwnFlags], ...]  # that call, with how much later, and their flags
+    # Only of calls that may act on other devices: whom the device represents, and pointers that it is handed.
+    represents: Represented = "itself"
+    pointers: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     def pipe(self, machine: MachineModel) -> HbmPipe:
         pipe = HbmPipe(machine, self.pipe_cycles, self.rate, self.last)
@@ -62,6 +68,7 @@ class _Operation:
     translation: Translation
     others: OtherDevices | None
     closed: bool  # as far as is known
+    acts: bool | None  # on other devices, which one represents; None: it is not known
     calls: int = 0
     executions: dict[tuple[_Begin, LinkChanges], tuple[Execution, ...]] = field(default_factory=dict)
     new_changes: int = 0  # executions alone because of changes of links
@@ -111,15 +118,19 @@ class RepeatedCalls:
         """
         operation = self._operations.get(translation.name)
         if operation is None:
-            operation = _Operation(translation, others, closed=_may_be_closed(translation))
+            acts = False if translation.alone or self._spans else None
+            operation = _Operation(translation, others, closed=_may_be_closed(translation), acts=acts)
             self._operations[translation.name] = operation
         operation.others = others  # not an earlier attempt's, whose cores would stay in memory
         operation.calls += 1
+        time = calls[0].time
+        may_act = operation.acts is not False and others is not None and others.represents != "itself"
+        if (operation.acts and not may_act) or (may_act and others is not None and not others.is_idle_from(time)):
+            return None
         follows_links = others is not None and operation.follows_links
         pipe = dma.pipe
         if not operation.closed or operation.calls == 1 or (pipe.left < 1.0 and not follows_links):
             return None
-        time = calls[0].time
         pipe_cycles = max(0.0, pipe.free - time)
         begin = _Begin(
             pipe_cycles=round(pipe_cycles, _PIPE_DIGITS),
@@ -127,17 +138,28 @@ class RepeatedCalls:
             left=pipe.left,
             last=pipe.last if pipe_cycles else ("", 0.0),
             cores=tuple((call.core, call.time - time, call.flags) for call in calls),
+            represents=others.represents if others is not None and may_act else "itself",
+            pointers=tuple(call.pointers for call in calls) if may_act else (),
         )
         at_full_rate = begin
         if pipe.left < 1.0:
             at_full_rate = replace(begin, pipe_cycles=round(pipe_cycles * pipe.left, _PIPE_DIGITS), left=1.0)
         try:
-            executions = self.execution(operation, at_full_rate, calls)
+            executions = self.execution(operation, at_full_rate, calls, may_act=may_act)
+            if executions is not None and may_act and executions[0].sent is None:
+                # The device's words do not matter, and links may change.
+                operation.acts = may_act = False
+                operation.executions.clear()
+                executions = self.execution(operation, at_full_rate, calls)
         except SimulationError:
             operation.closed = False
             return None
         if executions is None or _makes_known_results(calls, executions):
             return None
+        if may_act:
+            operation.acts, follows_links = True, False
+            if not dma.are_zero(executions[0].shared_flags, time):
+                return None
         if not pipe.can_repeat(time, executions[0].dma.pipe, across_periods=others is not None):
             return None
         lookup = _Lookup(self, operation, calls, dma, begin, executions)
@@ -146,14 +168,20 @@ class RepeatedCalls:
         return tuple(lookup.outcome(number) for number in range(len(calls)))
 
     def execution(
-        self, operation: _Operation, begin: _Begin, calls: Sequence[CoreCall], changes: LinkChanges = ()
+        self,
+        operation: _Operation,
+        begin: _Begin,
+        calls: Sequence[CoreCall],
+        changes: LinkChanges = (),
+        *,
+        may_act: bool = False,
     ) -> tuple[Execution, ...] | None:
         """Return an execution alone, perhaps one of before; None if it is not and no more are kept."""
         executions = operation.executions.get((begin, changes))
         if executions is None:
             if len(operation.executions) >= _MAX_KEPT:
                 return None
-            executions = self.execute(operation, calls, begin.pipe(self._machine), changes)
+            executions = self.execute(operation, calls, begin.pipe(self._machine), changes, may_act=may_act)
             operation.executions[begin, changes] = executions
             operation.new_changes += bool(changes)
         else:
@@ -161,10 +189,17 @@ class RepeatedCalls:
         return executions
 
     def execute(
-        self, operation: _Operation, calls: Sequence[CoreCall], pipe: HbmPipe, changes: LinkChanges
+        self,
+        operation: _Operation,
+        calls: Sequence[CoreCall],
+        pipe: HbmPipe,
+        changes: LinkChanges,
+        *,
+        may_act: bool = False,
     ) -> tuple[Execution, ...]:
         """Execute a call alone."""
-        return execute_alone(operation.translation, self._machine, calls, pipe, self._spans, operation.others, changes)
+        translation, others = operation.translation, operation.others
+        return execute_alone(translation, self._machine, calls, pipe, self._spans, others, changes, may_act=may_act)
 
 
 class _Lookup:
@@ -216,6 +251,9 @@ class _Lookup:
                     executions = self._with_links(changes)
         if not self._ended:
             self._dma.pipe.repeat(self._time, executions[0].dma.pipe)
+            if executions[0].sent is not None:
+                assert self._operation.others is not None
+                self._operation.others.repeat(self._time, executions[0].sent)
         self._ended += 1
         if self._ended == len(self._calls):
             self._dma.pipe.links_changed = None

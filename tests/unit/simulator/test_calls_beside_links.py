@@ -50,6 +50,8 @@ REMOTE = 1 << 20
 class Slice:
     """Other devices, of which one is the target of words with a bit."""
 
+    represents = "itself"
+
     def target(self, word: int, flag: int) -> RemoteTarget:
         return RemoteTarget(0, 0, remote=bool(word & REMOTE))
 
@@ -75,9 +77,9 @@ def test_changes_of_links_that_calls_have_met_are_not_executed_again(
     executions: list[LinkChanges] = []
     execute = RepeatedCalls.execute
 
-    def noted(self: RepeatedCalls, *args: Any) -> tuple[Execution, ...]:
+    def noted(self: RepeatedCalls, *args: Any, **options: Any) -> tuple[Execution, ...]:
         executions.append(args[-1])
-        return execute(self, *args)
+        return execute(self, *args, **options)
 
     monkeypatch.setattr(RepeatedCalls, "execute", noted)
     with_links(*copied(4000), changes=[(0.0, 0.5)])

@@ -15,10 +15,10 @@ FIXED = {
     "HbmPipe": "_busy_times _constant_rate _most_busy_cycles _origin _period _period_cycles _round _slow_cycles "
     "_slow_rate _turn_cost busy_cycles bytes_per_cycle",
     "SyncFlags": "_by_owner _by_program flag",
-    "CoreCall": "iterations knows_inputs mxus",
+    "CoreCall": "iterations knows_inputs memory mxus pointers",
     "_Lookup": "_dma _operation _pipe _repeated",
-    "Core": "_iterations _memory _op_totals _operands _rounds _setup _timeline memory operand_words skipped_cycles "
-    "spend",
+    "Core": "_identity _iterations _memory _op_totals _operands _rounds _setup _timeline memory operand_words "
+    "skipped_cycles spend",
     "CoreParts": "call iterations model named_words next_round number parameter",
     "DeviceParts": "others rounds sparse_cores",
     "Assumption": "_progression",

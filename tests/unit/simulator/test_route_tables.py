@@ -237,3 +237,28 @@ def test_the_same_entry_on_all_devices_is_another_chip_on_each() -> None:
     found = around.route(anyone, around.signal_target(0, NEXT << 17))
     assert isinstance(found, Pattern)
     assert [route.links[-1].target for route in found.routes] == [known.target(each, NEXT) for each in range(CHIPS)]
+
+
+def test_what_is_sent_alone_counts_as_if_it_had_been_sent_again() -> None:
+    direct, repeated = one_for_all(slowest_counts=True), one_for_all(slowest_counts=True)
+    anyone: Any = None
+    schedule = Schedule(patient=True)
+    alone = repeated.alone(schedule)
+
+    def send(around: OneForAll, time: float) -> None:
+        for number, entry in enumerate((NEXT, NEXT, NEXT + 1)):
+            route = around.route(anyone, around.signal_target(0, entry << 17))
+            around.network.send(0, time + 100 * number, route, 4096 * (number + 1), lambda _: None)
+
+    send(alone, 0)
+    assert not alone.is_idle_from(50_000)  # calls are not looked up while something waits for the links
+    schedule.run()
+    assert alone.is_idle_from(50_000)
+    assert not alone.is_idle_from(10)
+    for time in (0, 100_000):
+        send(direct, time)
+        repeated.repeat(alone)
+    direct.schedule.run()
+    assert repeated.network.results() == direct.network.results()
+    assert repeated.network.copies == direct.network.copies
+    assert (repeated.differed or repeated.network.differed) == (direct.differed or direct.network.differed)

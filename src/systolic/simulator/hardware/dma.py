@@ -17,7 +17,7 @@ from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.dma_counts import DmaCounts
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.lanes import Lanes
-from systolic.simulator.hardware.sync_flags import FLAG_BITS, FLAG_MASK, Flag, OwnFlags, SyncFlags
+from systolic.simulator.hardware.sync_flags import FLAG_BITS, FLAG_MASK, Flag, FlagKeys, OwnFlags, SyncFlags
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.schedule import Schedule
 
@@ -179,17 +179,17 @@ class DmaEngine:
 
     # ---- calls that are not executed; see `repeated_calls` ----
 
-    def pipe_cycles(self, time: int) -> float:
-        """Return how long the pipe to HBM is still busy."""
-        return max(0.0, self.pipe.free - time)
-
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
         """Return the nonzero counts of a program's own flags; None: something is under way to one."""
         return self._flags.own_flags(core, program, time)
 
-    def acts_on_others(self, program: str, cores: Collection[int]) -> bool:
-        """True if a flag was used that is not the program's own on one of these cores."""
-        return not self._flags.only_owner_is(cores, program)
+    def shared_flags(self, program: str, cores: Collection[int], time: float) -> FlagKeys | None:
+        """Return the used flags that are not the program's own; see `SyncFlags.shared_flags`."""
+        return self._flags.shared_flags(program, cores, time)
+
+    def are_zero(self, shared: FlagKeys, time: float) -> bool:
+        """True if flags that programs share count zero from a time on."""
+        return self._flags.are_zero(shared, time)
 
     def repeat(self, core: int, program: str, cycles: int, alone: DmaEngine) -> None:
         """Count a program's recorded activity again, with its own flags."""

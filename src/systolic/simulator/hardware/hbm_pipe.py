@@ -104,7 +104,9 @@ class HbmPipe:
         """
         self._links_bytes_per_cycle += bytes_per_cycle
         taken = self._links_bytes_per_cycle / self.bytes_per_cycle
-        self.leave(time, 1.0 if taken < _ROUNDING else max(_MIN_LEFT_SHARE, 1.0 - taken))
+        if taken < _ROUNDING:
+            taken = self._links_bytes_per_cycle = 0.0
+        self.leave(time, max(_MIN_LEFT_SHARE, 1.0 - taken))
         if self.links_changed is not None:
             self.links_changed(time, self.left)
 

@@ -68,6 +68,8 @@ _memo = _Memo()
 def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
     """Make a function work on every lane; a function that returns several words gives the lanes of each."""
     if any(type(operand) is Unknown for operand in operands):
+        if function in _SAME_IF_UNKNOWN:
+            return function(*(lane(operand, 0) for operand in operands))
         return _on_each_lane(function, operands)
     return _memo(function, operands)
 
@@ -101,6 +103,8 @@ _MOST: dict[Callable[..., Any], Callable[[int, int], int]] = {
     operator.mul: operator.mul,
     operator.lshift: lambda word, bits: word << min(bits, 64),
 }
+# Functions that return the unknown operand, whatever the other one is.
+_SAME_IF_UNKNOWN = frozenset({operator.add, operator.sub, operator.mul})
 # Functions for which NumPy computes the same of such words.
 _AT_ONCE: dict[Callable[..., Any], Callable[..., Any]] = {
     **{

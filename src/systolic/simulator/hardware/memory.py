@@ -221,7 +221,7 @@ class Memory:
         """True if anything is known of a copy's source."""
         if space == "smem":
             return True
-        buffer = self._buffer(space, address)
+        buffer = None if isinstance(address, Unknown) else self._buffer(space, address)
         return buffer is not None and not isinstance(buffer.words(address, 1), Unknown)
 
     def _copy_lanes(self, source: str, begin: Any, destination: str, first: Any, size: int) -> None:

@@ -23,6 +23,7 @@ _MAX_FLAGS = 1 << 16
 
 # Flags with what they count, in order.
 OwnFlags = tuple[tuple[int, int], ...]
+FlagKeys = tuple[tuple[int, int], ...]  # flags that programs share, by core and number
 
 
 @dataclass(slots=True)
@@ -30,6 +31,10 @@ class Flag(Waited):
     count: int = 0
     landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
     label: str = ""  # the communication with other devices that signals it
+
+    def is_zero_from(self, time: float) -> bool:
+        """True if the count is zero from a time on, until something else is sent."""
+        return not self.count + sum(amount for _, amount in self.landing) and all(at <= time for at, _ in self.landing)
 
     def until(self, satisfied: Callable[[int, int], bool], value: int) -> tuple[int, int] | None:
         """Return how many pieces land until the count satisfies, and when the last one does; None: it does not."""
@@ -102,6 +107,17 @@ class SyncFlags:
         for number, count in counts:
             self.flag(core, program, number).count = count
 
-    def only_owner_is(self, cores: Collection[int], program: str) -> bool:
-        """True if only a program's own flags on these cores were used."""
-        return all(core in cores and owner == program for core, owner in self._by_owner)
+    def shared_flags(self, program: str, cores: Collection[int], time: float) -> FlagKeys | None:
+        """Return the used flags that programs share.
+
+        None: one has a count or is another core's, or flags of another program were used.
+        """
+        if any(core not in cores or owner not in ("", program) for core, owner in self._by_owner):
+            return None
+        shared = tuple((core, number) for core in cores for number in self._by_owner.get((core, ""), ()))
+        return shared if self.are_zero(shared, time) else None
+
+    def are_zero(self, shared: FlagKeys, time: float) -> bool:
+        """True if these flags count zero from a time on."""
+        flags = (self._by_owner.get((core, ""), {}).get(number) for core, number in shared)
+        return all(flag is None or flag.is_zero_from(time) for flag in flags)

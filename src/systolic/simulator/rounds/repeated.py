@@ -21,8 +21,9 @@ from typing import Any, Protocol
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.round_words import Probe, RoundWords
 from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.rounds.comparison import State, are_next, same_word, words_differ
 from systolic.simulator.rounds.counters import grown, snapshot
-from systolic.simulator.rounds.state import State, are_next, same_word, state_of, words_differ
+from systolic.simulator.rounds.state import state_of
 from systolic.simulator.schedule import Schedule
 
 _MAX_SINGLE_TRIES = 3  # rounds that are compared with the one before, until pairs of rounds are

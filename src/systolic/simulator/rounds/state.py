@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.round_words import RoundWords
 from systolic.simulator.hardware.values import Unknown
+from systolic.simulator.rounds.comparison import Contents, State, Word
 
 # Attributes that are read, by class, and which of these are times or contain nothing but times.
 _READ: Mapping[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "_Arrival": ("name", "time", "call", "decided", "outcome"),
     "CoreCall": ("core", "time", "flags"),
     "_Lookup": ("_time", "_calls", "_begin", "_at_full_rate", "_links", "_changes", "_ended"),
-    "_Begin": ("pipe_cycles", "rate", "left", "last", "cores"),
+    "_Begin": ("pipe_cycles", "rate", "left", "last", "cores", "represents", "pointers"),
     "Core": ("number", "_parts", "_mxus"),
     "CoreParts": ("device", "memory", "running"),
     "DeviceParts": ("dma", "mailboxes", "meeting"),
@@ -58,16 +58,6 @@ _MAX_CONTENTS = 64  # words; of longer contents the identity counts
 _DIGITS = 6  # sums of rates and times differ in the last ones
 
 
-@dataclass(slots=True)
-class Word:
-    """A word of a program: in two rounds that do the same it may differ."""
-
-    value: Any
-
-
-State = list[Any]
-
-
 def state_of(schedule: Any, devices: Any, network: Any, repeated: Any, base: int, registers: tuple[Any, ...]) -> State:
     """Read the state at a moment when one program, which runs, is about to begin a round at `base`.
 
@@ -81,47 +71,6 @@ def state_of(schedule: Any, devices: Any, network: Any, repeated: Any, base: int
     for part in (devices, network, repeated):
         reader.read(part)
     return reader.state
-
-
-def words_differ(now: State, before: State) -> bool | None:
-    """Compare two moments: return whether words of programs differ; None: something else does."""
-    if len(now) != len(before):
-        return None
-    differ = False
-    for one, other in zip(now, before, strict=True):
-        if type(one) is Word and type(other) is Word:
-            differ = differ or not same_word(one.value, other.value)
-        elif not same_word(one, other):
-            return None
-    return differ
-
-
-def are_next(now: State, before: State) -> bool:
-    """True if a moment is the same as one before, with the next round's words in place of those that differ."""
-    return len(now) == len(before) and all(
-        _is_next(one.value, other.value) if type(one) is Word and type(other) is Word else same_word(one, other)
-        for one, other in zip(now, before, strict=True)
-    )
-
-
-def _is_next(now: Any, before: Any) -> bool:
-    if type(now) is RoundWords and type(before) is RoundWords:
-        return now.values[:-1] == before.values[1:]
-    return same_word(now, before)
-
-
-def same_word(one: Any, other: Any) -> bool:
-    """True if two words are the same, or equally unknown."""
-    if one is other:
-        return True
-    kind = type(one)
-    if kind is not type(other) or kind is RoundWords:
-        return False
-    if kind is Unknown:
-        return (one.why, one.computed, one.argument) == (other.why, other.computed, other.argument)
-    if kind is Lanes:
-        return one.key == other.key
-    return bool(one == other)
 
 
 class _Reader:
@@ -164,7 +113,9 @@ class _Reader:
 
     def read(self, value: Any, name: str = "") -> None:
         kind = type(value)
-        if kind is int or kind is float:
+        if name == "contents":
+            self.state.append(Contents(value))
+        elif kind is int or kind is float:
             if name in _TIMES:
                 self.time(value)
             else:

@@ -54,6 +54,22 @@ class Communications:
             tally.end, tally.waits = max(tally.end, end), True
             tally.waited_cycles += end - begin
 
+    def repeat(self, time: int, recorded: RecordedCommunications) -> None:
+        """Count recorded acts again, which happen so much later."""
+        for label, stretches in recorded.stretches.items():
+            for stretch in stretches:
+                if stretch.signalled:
+                    self.signalled(label, time + stretch.begin)
+                if stretch.copies:
+                    tally = self._tally(label, time + stretch.begin)
+                    tally.copies += stretch.copies
+                    tally.sent_bytes += stretch.sent_bytes
+                    tally.issued_cycles += stretch.issued_cycles
+                    tally.axes |= stretch.axes
+                if stretch.waited_until is not None:
+                    end = time + stretch.waited_until
+                    self.waited(label, end - stretch.waited_cycles, end)
+
     def finished(self) -> dict[str, Tally]:
         for tally in self.tallies.values():
             tally.cycles += max(0, tally.end - tally.called)
@@ -65,3 +81,47 @@ class Communications:
         if tally is None:
             tally = self.tallies[label] = Tally(calls=1, begin=time, called=time)
         return tally
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """The acts of one communication from one signal to the next."""
+
+    begin: int  # of the first signal or copy
+    signalled: bool = False  # begins with a signal
+    copies: int = 0
+    sent_bytes: int = 0
+    issued_cycles: int = 0
+    axes: set[str] = field(default_factory=set)
+    waited_until: int | None = None
+    waited_cycles: int = 0
+
+
+class RecordedCommunications(Communications):
+    """The acts of one core's communications, to be repeated: when a call is over depends on the calls before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stretches: dict[str, list[_Stretch]] = {}
+
+    def sent(self, label: str, time: int, size_bytes: int, route: Route, issued_cycles: int = 0) -> None:
+        stretches = self.stretches.setdefault(label, [])
+        # A wait before all other acts may belong to no communication yet.
+        if not stretches or not (stretches[-1].signalled or stretches[-1].copies):
+            stretches.append(_Stretch(time))
+        stretch = stretches[-1]
+        stretch.copies += 1
+        stretch.sent_bytes += size_bytes
+        stretch.issued_cycles += issued_cycles
+        stretch.axes |= route.axes
+
+    def signalled(self, label: str, time: int) -> None:
+        self.stretches.setdefault(label, []).append(_Stretch(time, signalled=True))
+
+    def waited(self, label: str, begin: int, end: int) -> None:
+        stretches = self.stretches.setdefault(label, [])
+        if not stretches:
+            stretches.append(_Stretch(begin))
+        stretch = stretches[-1]
+        stretch.waited_until = max(stretch.waited_until or 0, end)
+        stretch.waited_cycles += end - begin

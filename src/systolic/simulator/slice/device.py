@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from systolic.simulator.device import DeviceModel
 from systolic.simulator.device_setup import DeviceSetup
+from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
-from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
+from systolic.simulator.other_devices import RemoteCopy, RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.rounds.repeated import RepeatedRounds
-from systolic.simulator.slice.communication import Communications
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.communication import Communications, RecordedCommunications
 from systolic.simulator.slice.identity import constants_from
 from systolic.simulator.slice.surroundings import SliceDevice, Surroundings
 from systolic.simulator.sparse_core.outside import SparseCopy, core_of_copy, core_of_signal
 
 _SIGN = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class _CoreAlone:
+    """A core of a device that executes an operation alone."""
+
+    memory: Memory
+    skipped_cycles: int = 0
 
 
 class Device:
@@ -51,10 +63,47 @@ class Device:
         model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words, rounds=rounds)
         self.cores, self.dma, self.sparse_cores = model.cores, model.parts.dma, model.parts.sparse_cores
         self.communications = [Communications() for _ in words]
-        self.dma.waited = self._waited
-        self.dma.largest, self.dma.first = around.largest, around.first
+        self._connect(self.dma)
         if len(self.cores) == 1 and not setup.sparse_programs:
             self.dma.least_latency_cycles = min(self._latency, around.routes.least_latency_s * around.clock_hz)
+
+    def _connect(self, dma: DmaEngine) -> None:
+        self.dma = dma
+        dma.waited = self._waited
+        dma.largest, dma.first = self._around.largest, self._around.first
+
+    # ---- operations that are executed alone; see `executed_alone` ----
+
+    @property
+    def represents(self) -> Represented:
+        return self._around.represents
+
+    def is_idle_from(self, time: float) -> bool:
+        return self._around.is_idle_from(time)
+
+    def alone(self, schedule: Schedule, dma: DmaEngine, memories: Mapping[int, Memory]) -> Device:
+        """Return this device with the parts of an operation that is executed alone."""
+        other = copy.copy(self)
+        other._around = self._around.alone(schedule)
+        other.sparse_cores = cast("Any", None)  # there are none; to keep them would keep all of this device in memory
+        other.cores = tuple(_CoreAlone(memory) for _, memory in sorted(memories.items()))
+        other.communications = [RecordedCommunications() for _ in other.cores]
+        dma.least_latency_cycles = self.dma.least_latency_cycles
+        other._connect(dma)
+        return other
+
+    @property
+    def has_acted(self) -> bool:
+        return any(
+            recorded.stretches for recorded in self.communications if isinstance(recorded, RecordedCommunications)
+        )
+
+    def repeat(self, time: int, alone: Device) -> None:
+        """Count again, from a time on, what an operation did that was executed alone."""
+        self._around.repeat(alone._around)
+        for core, recorded in enumerate(alone.communications):
+            assert isinstance(recorded, RecordedCommunications)
+            self.communications[core].repeat(time + self.skipped_cycles(core), recorded)
 
     def start(self) -> None:
         who = self._around.name(self)

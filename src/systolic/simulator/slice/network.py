@@ -92,9 +92,7 @@ class Network:
         self.copies += 1  # perhaps after rounds of loops that were skipped, which sent some too
         if self.copies > self._most_copies:
             raise too_many_copies(self.copies, self._most_copies)
-        stream = self._streams.get((sender, route))
-        if stream is None:
-            stream = self._streams[sender, route] = Stream(route)
+        stream = self._stream(sender, route)
         stream.sent_bytes += size_bytes
         at = len(stream.begins)
         while at > stream.passing and stream.begins[at - 1] > time:
@@ -103,6 +101,12 @@ class Network:
         stream.copies.insert(at, (float(size_bytes), pipes, ended))
         if not at:
             self._begin_at(time, stream)
+
+    def _stream(self, sender: int, route: Route) -> Stream:
+        stream = self._streams.get((sender, route))
+        if stream is None:
+            stream = self._streams[sender, route] = Stream(route)
+        return stream
 
     def capacity(self, link: Link) -> float:
         """Return the bytes per cycle of a link."""

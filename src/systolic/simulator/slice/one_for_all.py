@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from systolic.simulator.hardware.lanes import DivergedError, Lanes, lane, lanes_in
-from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.other_devices import RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
@@ -33,6 +33,7 @@ class Pattern(Route):
 
     routes: tuple[Route, ...]  # of every device
     to_first: int  # the device that sends to the first one
+    differ: bool  # the routes take differently long
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +51,23 @@ class OneForAll:
     _targets: dict[tuple[object, ...], RemoteTarget] = field(default_factory=dict)
     _patterns: list[Pattern] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    @property
+    def represents(self) -> Represented:
+        return "the slowest" if self.slowest_counts else "all"
+
+    def is_idle_from(self, time: float) -> bool:
+        """True if nothing is under way on the links from a time on."""
+        return self.network.is_idle_from(time)
+
+    def alone(self, schedule: Schedule) -> OneForAll:
+        """Return the same slice, with nothing under way, for an operation that is executed alone."""
+        return replace(self, schedule=schedule, network=self.network.alone(schedule), differed=False)
+
+    def repeat(self, alone: OneForAll) -> None:
+        """Count again what an operation did that was executed alone."""
+        self.differed |= alone.differed or alone.network.differed
+        self.network.repeat(alone.network)
 
     def name(self, device: SliceDevice) -> str:
         return "every device"
@@ -96,15 +114,18 @@ class OneForAll:
             if len(set(devices)) < len(devices):
                 raise DivergedError("two devices send to one")
             routes = tuple(self.routes.between(sender, target) for sender, target in enumerate(devices))
-            if len({(len(route.links), route.latency_s) for route in routes}) > 1:
+            differ = len({(len(route.links), route.latency_s) for route in routes}) > 1
+            if differ:
                 self._as_the_slowest("routes that take differently long")
             longest = max(routes, key=lambda route: (route.latency_s, len(route.links)))
             number = self._known[devices] = len(self._patterns)
-            self._patterns.append(Pattern(longest.links, longest.latency_s, routes, devices.index(0)))
+            self._patterns.append(Pattern(longest.links, longest.latency_s, routes, devices.index(0), differ))
         return number
 
     def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
-        return self._patterns[target.device]
+        pattern = self._patterns[target.device]
+        self.differed |= pattern.differ
+        return pattern
 
     def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
         """Return the receiving device: what the representative sends comes back to it."""
@@ -179,10 +200,31 @@ class PatternNetwork(Network):
         self._slowest_counts = slowest_counts
         self.differed = False
         self._active: dict[Stream, None] = {}
-        self._rates: dict[frozenset[Stream], dict[Stream, float]] = {}
+        self._rates: dict[frozenset[Route], dict[Route, float]] = {}
         self._busy: dict[frozenset[Stream], float] = {}
         self._busy_before: dict[Link, float] = {}  # of sets of streams that are not kept any more
         self._since = 0.0
+
+    def is_idle_from(self, time: float) -> bool:
+        """True if nothing is under way from a time on, and nothing waits."""
+        return self._since <= time and not any(stream.copies for stream in self._streams.values())
+
+    def alone(self, schedule: Schedule) -> PatternNetwork:
+        """Return the same links without any streams, for an operation that is executed alone."""
+        other = PatternNetwork(self._routes, schedule, self._clock_hz, 0, slowest_counts=self._slowest_counts)
+        other._rates, other._capacity = dict(self._rates), self._capacity
+        return other
+
+    def repeat(self, alone: PatternNetwork) -> None:
+        """Count again what was sent over the links of an operation that was executed alone."""
+        self.copies += alone.copies
+        mine = {theirs: self._stream(*key) for key, theirs in alone._streams.items()}
+        for theirs, stream in mine.items():
+            stream.sent_bytes += theirs.sent_bytes
+        for active, cycles in alone._busy.items():
+            self._add_busy(frozenset(mine[stream] for stream in active), cycles)
+        for link, cycles in alone._busy_before.items():
+            self._busy_before[link] = self._busy_before.get(link, 0.0) + cycles
 
     def _join(self, time: float, stream: Stream) -> None:
         self._pass(time)
@@ -198,20 +240,23 @@ class PatternNetwork(Network):
     def _pass(self, time: float) -> None:
         """Account for the streams under way until now."""
         if self._active:
-            key = frozenset(self._active)
-            if len(self._busy) >= _MAX_KEPT:
-                self._busy_cycles()
-            self._busy[key] = self._busy.get(key, 0.0) + time - self._since
+            self._add_busy(frozenset(self._active), time - self._since)
         self._since = time
 
+    def _add_busy(self, active: frozenset[Stream], cycles: float) -> None:
+        if len(self._busy) >= _MAX_KEPT:
+            self._busy_cycles()
+        self._busy[active] = self._busy.get(active, 0.0) + cycles
+
     def _fair(self) -> dict[Stream, float]:
-        key = frozenset(self._active)
+        key = frozenset(stream.route for stream in self._active)
         rates = self._rates.get(key)
         if rates is None:
             if len(self._rates) >= _MAX_KEPT:
                 self._rates.clear()
-            rates = self._rates[key] = self._fair_on_all(tuple(self._active))
-        return rates
+            fair = self._fair_on_all(tuple(self._active))
+            rates = self._rates[key] = {stream.route: rate for stream, rate in fair.items()}
+        return {stream: rates[stream.route] for stream in self._active}
 
     def _fair_on_all(self, streams: Sequence[Stream]) -> dict[Stream, float]:
         routes = {(stream, number): links for stream in streams for number, links in enumerate(_all_links(stream))}

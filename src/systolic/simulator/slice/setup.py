@@ -117,10 +117,13 @@ class PartitionContents:
             raise DivergedError(f"operand {index} of {name} is known on some partitions alone")
 
         def words() -> Words | Unknown:
-            values = [words() for words in result if words is not None]
-            if any(value != values[0] for value in values if not isinstance(value, Unknown)):
+            contents = [words for words in result if words is not None]
+            first = contents[0]()
+            if isinstance(first, Unknown):  # to find out that it is not known on the others either may take minutes
+                return first
+            if any(not isinstance(value := words(), Unknown) and value != first for words in contents[1:]):
                 raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
-            return values[0]
+            return first
 
         return functools.cache(words)
 

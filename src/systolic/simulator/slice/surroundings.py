@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.other_devices import RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
@@ -35,6 +35,23 @@ class Surroundings(Protocol):
     schedule: Schedule
     clock_hz: float
     routes: Routes
+
+    @property
+    def represents(self) -> Represented:
+        """Return the devices on whose behalf one is executed."""
+        ...
+
+    def is_idle_from(self, time: float) -> bool:
+        """True if nothing is under way on the links from a time on; only of a slice with one device."""
+        ...
+
+    def alone(self, schedule: Schedule) -> Surroundings:
+        """Return the same slice, with nothing under way, for an operation that is executed alone."""
+        ...
+
+    def repeat(self, alone: Any) -> None:
+        """Count again what an operation did that was executed alone."""
+        ...
 
     def name(self, device: SliceDevice) -> str:
         """Name a device in messages."""
@@ -99,6 +116,19 @@ class AllDevices:
     network: Network
     addresses: Addresses
     devices: Sequence[SliceDevice]  # by id
+
+    @property
+    def represents(self) -> Represented:
+        return "itself"
+
+    def is_idle_from(self, time: float) -> bool:
+        raise AssertionError("other devices act on a device of its own")
+
+    def alone(self, schedule: Schedule) -> Surroundings:
+        raise AssertionError("other devices act on a device of its own")
+
+    def repeat(self, alone: Any) -> None:
+        raise AssertionError("other devices act on a device of its own")
 
     def name(self, device: SliceDevice) -> str:
         return f"device {device.number}"

@@ -1,0 +1,79 @@
+"""Compare two moments of a simulation, which `state` has read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.simulator.hardware.lanes import Lanes
+from systolic.simulator.hardware.round_words import RoundWords
+from systolic.simulator.hardware.values import Unknown
+
+
+@dataclass(slots=True)
+class Word:
+    """A word of a program: in two rounds that do the same it may differ."""
+
+    value: Any
+
+
+class Contents:
+    """Contents of a buffer: in two rounds the same object, or equal words."""
+
+    def __init__(self, words: Callable[[], Any]) -> None:
+        self._words = words
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Contents) or self._words is other._words:
+            return isinstance(other, Contents)
+        now, before = self._words(), other._words()
+        if isinstance(now, Unknown) or isinstance(before, Unknown):
+            return same_word(now, before)
+        return len(now) == len(before) and all(map(same_word, now, before))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+State = list[Any]
+
+
+def words_differ(now: State, before: State) -> bool | None:
+    """Compare two moments: return whether words of programs differ; None: something else does."""
+    if len(now) != len(before):
+        return None
+    differ = False
+    for one, other in zip(now, before, strict=True):
+        if type(one) is Word and type(other) is Word:
+            differ = differ or not same_word(one.value, other.value)
+        elif not same_word(one, other):
+            return None
+    return differ
+
+
+def are_next(now: State, before: State) -> bool:
+    """True if a moment is the same as one before, with the next round's words in place of those that differ."""
+    return len(now) == len(before) and all(
+        _is_next(one.value, other.value) if type(one) is Word and type(other) is Word else same_word(one, other)
+        for one, other in zip(now, before, strict=True)
+    )
+
+
+def _is_next(now: Any, before: Any) -> bool:
+    if type(now) is RoundWords and type(before) is RoundWords:
+        return now.values[:-1] == before.values[1:]
+    return same_word(now, before)
+
+
+def same_word(one: Any, other: Any) -> bool:
+    """True if two words are the same, or equally unknown."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other) or kind is RoundWords:
+        return False
+    if kind is Unknown:
+        return (one.why, one.computed, one.argument) == (other.why, other.computed, other.argument)
+    if kind is Lanes:
+        return one.key == other.key
+    return bool(one == other)
