@@ -29,8 +29,9 @@ from maxtext.layers.nnx_decoders import NNXDecoder
 from maxtext.trainers.pre_train import train as trainer
 from maxtext.trainers.pre_train import train_compile
 from maxtext.utils import accelerator_to_spec_map, maxtext_utils, sharding
+from transformer.experts import untrained_sizes
 
-from systolic import Step
+from systolic import Step, typical
 
 # MaxText's modules write no names into the name stacks of operations, so these functions of it are wrapped in scopes.
 _SCOPES = (
@@ -65,7 +66,7 @@ def train(
     """
     if mesh is None:
         raise ValueError("MaxText's step is made for a slice; say which, such as --topology 2x4")
-    _name_parts()
+    _wrap_maxtext()
     overrides = {
         "run_name": "step",
         "base_output_directory": tempfile.gettempdir(),
@@ -111,9 +112,10 @@ def train(
 
 
 @functools.cache
-def _name_parts() -> None:
+def _wrap_maxtext() -> None:
     for part, owner, function in _SCOPES:
         setattr(owner, function, _scoped(part, getattr(owner, function)))
+    RoutedMoE.permute = _evenly_routed(RoutedMoE.permute)
 
 
 def _scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,6 +125,17 @@ def _scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **named)
 
     return scoped
+
+
+def _evenly_routed(permute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap MaxText's function that sorts rows by expert: state typical rows of each expert, all equally likely."""
+
+    @functools.wraps(permute)
+    def permuted(*args: Any, **named: Any) -> Any:
+        rows, order, weights, sizes, *others = permute(*args, **named)
+        return rows, order, weights, typical(sizes, untrained_sizes(weights.size, sizes.size)), *others
+
+    return permuted
 
 
 def _slice(mesh: Mesh) -> str:
