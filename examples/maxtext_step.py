@@ -22,6 +22,7 @@ import jax
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.configs import pyconfig
+from maxtext.layers.attention_mla import MLA
 from maxtext.layers.attentions import Attention
 from maxtext.layers.linears import MlpBlock
 from maxtext.layers.moe import RoutedMoE
@@ -36,6 +37,7 @@ from systolic import Step, typical
 # MaxText's modules write no names into the name stacks of operations, so these functions of it are wrapped in scopes.
 _SCOPES = (
     ("attention", Attention, "__call__"),
+    ("attention", MLA, "__call__"),
     ("mlp", MlpBlock, "__call__"),
     ("experts", RoutedMoE, "__call__"),
     ("embedding", NNXDecoder, "_apply_embedding"),
@@ -43,7 +45,7 @@ _SCOPES = (
     ("norms", NNXDecoder, "__call__"),  # and everything that is in no other part of the decoder
     ("loss", trainer, "loss_fn"),
 )
-PARTS = tuple(part for part, _, _ in _SCOPES)
+PARTS = tuple(dict.fromkeys(part for part, _, _ in _SCOPES))
 
 # Prefixes of MaxText's names of slices.
 _CHIPS = {"TPU v4": "v4", "TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
