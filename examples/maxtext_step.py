@@ -1,10 +1,11 @@
 """MaxText's own training step as a `systolic.Step`, with its model, sharding and optimizer unchanged.
 
-    pip install "maxtext[tpu]==0.2.5"
+    pip install "maxtext[tpu]==0.2.5" libtpu==0.0.50.1
     systolic step examples/maxtext_step.py:train --config llama3.1-8b --batch 1 --seq 2048 \\
         --param use_iota_embed=True --chip v6e --topology 2x4
 
 It needs Python 3.12 or later. What MaxText reads from its YAML file can be given with --param, under the same names.
+How many tokens a router sends to each expert is not known: the simulation uses sizes drawn at random.
 The tests of systolic do not run it: MaxText brings 235 packages.
 """
 
