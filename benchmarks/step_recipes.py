@@ -6,7 +6,7 @@ other parameters from MaxText's base.yml of that commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,8 @@ class Recipe:
       chip, op: of the row; if several rows have both, `topology_note` begins the row's topology.
       topology: chips of the slice along each axis.
       mesh: axes with their sizes.
-      parameters: of `examples/transformer:train`.
+      parameters: of `examples/transformer:train`, or of `examples/maxtext_step.py:train`.
+      is_maxtext: True if the step is MaxText's own code, of the release that `maxtext_step.py` names.
       flags: of the compiler.
       rate_tflops: of a chip, for a row without a time: the model's operations over the time.
       attention_counted: the share of attention's operations in that rate, by MaxText's formula of that commit: 1 in
@@ -68,6 +69,7 @@ class Recipe:
     topology: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    is_maxtext: bool = False
     flags: Mapping[str, str] = field(default_factory=dict)
     rate_tflops: float | None = None
     attention_counted: float = 1.0
@@ -319,8 +321,22 @@ RECIPES = (
     ),
 )
 
+# Rows that MaxText's own step predicts too.
+MAXTEXT_RECIPES = (
+    Recipe(
+        chip="v5p",
+        op="deepseek2-16b train step",
+        topology="2x2x1",
+        mesh={"fsdp": 4},
+        parameters={"config": "deepseek2-16b", "batch": 24, "seq": 2048},
+        is_maxtext=True,
+        source="maxtext==0.2.5:maxtext/configs/base.yml, models/deepseek2-16b.yml",
+        differs="newer MaxText and compiler; tokens of each expert drawn at random, evenly",
+    ),
+)
 
-def recipe_of(row: Mapping[str, str]) -> Recipe | None:
+
+def recipe_of(row: Mapping[str, str], listed: Sequence[Recipe] = RECIPES) -> Recipe | None:
     """Return the recipe of a row of the file, or None if none is listed."""
-    recipes = [recipe for recipe in RECIPES if (recipe.chip, recipe.op) == (row["chip"], row["op"])]
+    recipes = [recipe for recipe in listed if (recipe.chip, recipe.op) == (row["chip"], row["op"])]
     return next((recipe for recipe in recipes if row["topology"].split(" ")[0].startswith(recipe.topology_note)), None)

@@ -2,9 +2,11 @@
 
     python benchmarks/training_steps.py
     python benchmarks/training_steps.py --predict "32b" --workers 1
+    python benchmarks/training_steps.py --maxtext --predict deepseek2 --workers 1
 
 The first command prints the thirteen rows from kept results and compiles nothing. The second compiles and executes the
-steps whose chip, topology or name contains the text, and keeps their results.
+steps whose chip, topology or name contains the text, and keeps their results. The third does so with MaxText's own
+step, which has to be installed (`examples/maxtext_step.py`).
 
 Each row is either predicted, by the model of `examples/transformer` with the row's sizes, mesh and flags, or there is a
 reason why not. Nothing here, and no constant of any chip, was fitted to a step. Where a row publishes a rate only, its
@@ -31,7 +33,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from step_recipes import Recipe, recipe_of
+from step_recipes import MAXTEXT_RECIPES, RECIPES, Recipe, recipe_of
 
 from systolic.chips import chip as chip_named
 from systolic.chips import with_flags
@@ -45,8 +47,10 @@ from systolic.steps import TIME_LIMIT_S, StepMaker, StepRun, submit_step
 from systolic.timing.outcome import Outcome
 
 PUBLISHED = Path(__file__).parent / "data" / "published_steps.csv"
-KEPT = Path(__file__).parents[1] / "docs" / "numbers" / "steps.json"  # what docs/results/steps.md quotes
-MODEL = Path(__file__).parents[1] / "examples" / "transformer"
+# What docs/results/steps.md quotes.
+KEPT = Path(__file__).parents[1] / "docs" / "numbers" / "steps.json"
+KEPT_MAXTEXT = KEPT.with_name("steps_maxtext.json")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -161,7 +165,9 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 
 def _job(pool: WorkerPool, row: dict[str, str], recipe: Recipe) -> Future[StepRun]:
-    function = NamedFunction(f"{MODEL}:train", {"loss": "plain", **recipe.parameters})  # MaxText's
+    place = EXAMPLES / ("maxtext_step.py" if recipe.is_maxtext else "transformer")
+    loss = {} if recipe.is_maxtext else {"loss": "plain"}  # MaxText's
+    function = NamedFunction(f"{place}:train", {**loss, **recipe.parameters})
     source = StepMaker(function=function, topology=recipe.topology, axes=dict(recipe.mesh))
     chip = with_flags(chip_named(recipe.chip), recipe.flags)
     return submit_step(pool, source, chip, name=f"{row['op']} on {row['chip']}", topology=recipe.topology)
@@ -171,19 +177,23 @@ def _job(pool: WorkerPool, row: dict[str, str], recipe: Recipe) -> Future[StepRu
 @click.option(
     "--predict", help='Predict rows whose chip, topology or name contains this: "v5p", "32b". Keeps the results.'
 )
+@click.option("--maxtext", is_flag=True, help="Use MaxText's own step, for rows that list it; keep its results apart.")
 @worker_options("one step", time_limit_s=TIME_LIMIT_S)
 @output_options
-def main(predict: str | None, workers: Workers, json_file: str | None, quiet: bool) -> None:
+def main(predict: str | None, maxtext: bool, workers: Workers, json_file: str | None, quiet: bool) -> None:
     """Compare predicted with published steps. Exit code 1: no step that --predict names can be predicted.
 
     Example: python benchmarks/training_steps.py --predict 32b --workers 1 --json build/training_steps.json
     """
     check_target(json_file)
-    kept = kept_results(KEPT)
+    kept_file = KEPT_MAXTEXT if maxtext else KEPT
+    kept = kept_results(kept_file)
     jobs: dict[tuple[str, ...], Future[StepRun]] = {}
     rows: list[dict[str, Any]] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        published = [(row, recipe_of(row)) for row in rows_of(PUBLISHED)]
+        published = [(row, recipe_of(row, MAXTEXT_RECIPES if maxtext else RECIPES)) for row in rows_of(PUBLISHED)]
+        if maxtext:
+            published = [(row, recipe) for row, recipe in published if recipe is not None]
         for row, recipe in published:
             is_asked = predict is not None and predict in " ".join(_key(row))
             if is_asked and recipe is not None and not recipe.unsupported:
@@ -202,7 +212,7 @@ def main(predict: str | None, workers: Workers, json_file: str | None, quiet: bo
                 rows.append(failed | {"recipe": recipe and compiled_recipe(recipe)})
             bar.done(row["op"])
     if jobs:
-        write_text(KEPT, json.dumps({"rows": rows}, indent=1) + "\n")
+        write_text(kept_file, json.dumps({"rows": rows}, indent=1) + "\n")
     if json_file is not None:
         write_json(json_file, "training_steps", rows, summary_of(rows))
     if json_file != "-":

@@ -1,10 +1,11 @@
 """MaxText's own training step as a `systolic.Step`, with its model, sharding and optimizer unchanged.
 
-    pip install "maxtext[tpu]==0.2.5"
+    pip install "maxtext[tpu]==0.2.5" libtpu==0.0.50.1
     systolic step examples/maxtext_step.py:train --config llama3.1-8b --batch 1 --seq 2048 \\
         --param use_iota_embed=True --chip v6e --topology 2x4
 
 It needs Python 3.12 or later. What MaxText reads from its YAML file can be given with --param, under the same names.
+How many tokens a router sends to each expert is not known: the simulation uses sizes drawn at random.
 The tests of systolic do not run it: MaxText brings 235 packages.
 """
 
@@ -22,6 +23,7 @@ import jax
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.configs import pyconfig
+from maxtext.layers.attention_mla import MLA
 from maxtext.layers.attentions import Attention
 from maxtext.layers.linears import MlpBlock
 from maxtext.layers.moe import RoutedMoE
@@ -29,12 +31,14 @@ from maxtext.layers.nnx_decoders import NNXDecoder
 from maxtext.trainers.pre_train import train as trainer
 from maxtext.trainers.pre_train import train_compile
 from maxtext.utils import accelerator_to_spec_map, maxtext_utils, sharding
+from transformer.experts import untrained_sizes
 
-from systolic import Step
+from systolic import Step, typical
 
 # MaxText's modules write no names into the name stacks of operations, so these functions of it are wrapped in scopes.
 _SCOPES = (
     ("attention", Attention, "__call__"),
+    ("attention", MLA, "__call__"),
     ("mlp", MlpBlock, "__call__"),
     ("experts", RoutedMoE, "__call__"),
     ("embedding", NNXDecoder, "_apply_embedding"),
@@ -42,7 +46,7 @@ _SCOPES = (
     ("norms", NNXDecoder, "__call__"),  # and everything that is in no other part of the decoder
     ("loss", trainer, "loss_fn"),
 )
-PARTS = tuple(part for part, _, _ in _SCOPES)
+PARTS = tuple(dict.fromkeys(part for part, _, _ in _SCOPES))
 
 # Prefixes of MaxText's names of slices.
 _CHIPS = {"TPU v4": "v4", "TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
@@ -65,7 +69,7 @@ def train(
     """
     if mesh is None:
         raise ValueError("MaxText's step is made for a slice; say which, such as --topology 2x4")
-    _name_parts()
+    _wrap_maxtext()
     overrides = {
         "run_name": "step",
         "base_output_directory": tempfile.gettempdir(),
@@ -111,9 +115,10 @@ def train(
 
 
 @functools.cache
-def _name_parts() -> None:
+def _wrap_maxtext() -> None:
     for part, owner, function in _SCOPES:
         setattr(owner, function, _scoped(part, getattr(owner, function)))
+    RoutedMoE.permute = _evenly_routed(RoutedMoE.permute)
 
 
 def _scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,6 +128,17 @@ def _scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **named)
 
     return scoped
+
+
+def _evenly_routed(permute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap MaxText's function that sorts rows by expert: state typical rows of each expert, all equally likely."""
+
+    @functools.wraps(permute)
+    def permuted(*args: Any, **named: Any) -> Any:
+        rows, order, weights, sizes, *others = permute(*args, **named)
+        return rows, order, weights, typical(sizes, untrained_sizes(weights.size, sizes.size)), *others
+
+    return permuted
 
 
 def _slice(mesh: Mesh) -> str:

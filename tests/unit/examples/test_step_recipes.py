@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from step_recipes import RECIPES, Recipe, recipe_of
+from click.testing import CliRunner
+from step_recipes import MAXTEXT_RECIPES, RECIPES, Recipe, recipe_of
 from training_steps import (
     KEPT,
     PUBLISHED,
     compiled_recipe,
     kept_or_reason,
     kept_results,
+    main,
     published_us,
     record,
     rows_of,
@@ -46,6 +50,17 @@ def test_a_recipe_can_be_called(recipe: Recipe) -> None:
     configured(recipe.parameters["config"], **changes)
     row = next(row for row in ROWS if recipe_of(row) is recipe)
     assert bool(row["time_us"]) != (recipe.rate_tflops is not None)
+
+
+def test_maxtexts_own_step_is_listed_for_rows_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    CliRunner().invoke(main, ["--maxtext", "--quiet", "--json", str(file)], catch_exceptions=False)
+    listed = json.loads(file.read_text())["rows"]
+    assert [(row["chip"], row["step"]) for row in listed] == [(recipe.chip, recipe.op) for recipe in MAXTEXT_RECIPES]
+    for recipe in MAXTEXT_RECIPES:
+        devices = SliceShape.parse(systolic.chip(recipe.chip), recipe.topology).devices
+        assert recipe.is_maxtext
+        assert math.prod(recipe.mesh.values()) == len(devices)
 
 
 def test_errors_are_of_rows_that_are_predicted() -> None:
