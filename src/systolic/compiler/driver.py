@@ -16,7 +16,7 @@ from systolic.compat import assigned_devices
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.constants import program_constants
-from systolic.compiler.dump import ALL_LISTED, SOURCE_LINES_FLAG, Dump, ListingMissing, empty_dump, read_dump
+from systolic.compiler.dump import ALL_LISTED, SOURCE_LINES_FLAG, Dump, MissingListingError, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target, Topology
@@ -145,7 +145,7 @@ def _compile_and_read(traced: Any, lowered: Any, flags: Mapping[str, str], dump:
     compiled = _compile(traced, lowered, flags)
     try:
         return compiled, read_dump(dump)
-    except ListingMissing:
+    except MissingListingError:
         empty_dump(dump)
         return _compile(traced, lowered, {**ALL_LISTED, **flags}), read_dump(dump)
 

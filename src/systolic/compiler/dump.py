@@ -37,7 +37,7 @@ _CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")
 ALL_LISTED = {"xla_jf_hlo_deduplication_all_unique": "true"}
 
 
-class ListingMissing(CompilerError):
+class MissingListingError(CompilerError):
     """A called operation has no listing, and equals none that has one."""
 
 
@@ -74,7 +74,7 @@ def read_dump(folder: Path) -> Dump:
     """Read the files of one compilation in `folder`.
 
     Raises:
-        ListingMissing: a called operation has no listing.
+        MissingListingError: a called operation has no listing.
         CompilerError: no top-level program, more than one, or a file that cannot be read.
     """
     listings: dict[str, str] = {}
@@ -112,7 +112,7 @@ def read_dump(folder: Path) -> Dump:
             if other in texts:
                 texts[name] = texts[other]
     if missing := _called(listings) - listings.keys():
-        raise ListingMissing(f"the compiler left no listing of the called operations {', '.join(sorted(missing))}")
+        raise MissingListingError(f"the compiler left no listing of the called operations {', '.join(sorted(missing))}")
     return Dump(
         listings=listings,
         utilization={name: text for name, text in utilization.items() if name in listings},

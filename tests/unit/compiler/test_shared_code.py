@@ -7,6 +7,10 @@ BODY = """%body.{n} (p.{n}: bf16[8,128]) -> bf16[8,128] {{
   ROOT %op.{n} = bf16[8,128]{{1,0}} {op}(%p.{n}, %p.{n}), metadata={{op_name="jit(f)/{{n}}\\"{n}" stack_frame_id={n}}}
 }}
 """
+ALIASES = (
+    '{"aliasing_operands":{"lists":[]},"a":[]}',
+    '{"aliasing_operands":{"lists":[{"indices":["0","2"]}]},"a":[]}',
+)
 HLO = f"""HloModule m
 
 {BODY.format(n=1, op="add")}
@@ -20,8 +24,8 @@ ENTRY %main (x: bf16[8,128], y: bf16[8,128]) -> bf16[8,128] {{
   %other = bf16[8,128]{{1,0}} fusion(%fusion.1), kind=kLoop, calls=%body.3
   %fusion.4 = bf16[8,128]{{1,0}} fusion(%y), kind=kLoop, calls=%body.1
   %fusion.5 = bf16[8,128]{{1,0:S(1)}} fusion(%x), kind=kLoop, calls=%body.1
-  %pair.1 = bf16[8,128]{{1,0}} subtract(%x, %fusion.1), backend_config={{"aliasing_operands":{{"lists":[]}},"a":[]}}
-  %pair.2 = bf16[8,128]{{1,0}} subtract(%fusion.2, %x), backend_config={{"aliasing_operands":{{"lists":[{{"indices":["0","2"]}}]}},"a":[]}}
+  %pair.1 = bf16[8,128]{{1,0}} subtract(%x, %fusion.1), backend_config={ALIASES[0]}
+  %pair.2 = bf16[8,128]{{1,0}} subtract(%fusion.2, %x), backend_config={ALIASES[1]}
   %same = bf16[8,128]{{1,0}} subtract(%x, %x), backend_config={{"a":[]}}
   %gather.1 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=1, frontend_attributes={{async_collective_name="g.1"}}
   %gather.2 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=2, frontend_attributes={{async_collective_name="g.2"}}
