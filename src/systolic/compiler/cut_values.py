@@ -24,7 +24,7 @@ class _Cut(Deferred):
 def part_of(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
     """Return a device's part of a value that is cut by a `PartitionSpec`."""
     if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
-        return applied(lambda part: part, value.part, local=True)
+        return value.part
     return applied(lambda array: place.part(np.asarray(array), spec), value, local=any(spec))
 
 
