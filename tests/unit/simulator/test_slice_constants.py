@@ -14,6 +14,7 @@ from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.slice.constants import (
     ConstantOperand,
+    Constants,
     constant_allocations,
     constant_contents,
     constants_of,
@@ -74,6 +75,8 @@ def facts(segment: bytes, devices: int = 8) -> SliceFacts:
         {9: "constants"},
         {"all-gather.1": [operand(4 * devices)]},
         segment,
+        tables={},
+        pointer_bytes=32,
     )
     hlo = parse_collectives(
         "HloModule f, num_partitions=8\n\nENTRY %e (p: f32[8]) -> f32[64] {\n"
@@ -101,10 +104,38 @@ def test_programs_that_set_sparse_cores_up_are_constants_of_their_own_size() -> 
     assert images_among(top_level(base, handed_on), {3, 5}) == frozenset()
     table = ConstantOperand(operation="f", operand=operand(32), allocation=5)
     image, programs = bytes(15 * SLOT + SLOT // 2), bytes(SLOT)  # another program has no number, and comes first
-    contents = constant_contents(programs + image.ljust(16 * SLOT) + slot(*range(32)), {3, 5}, [table], {3})
+    contents = constant_contents(
+        programs + image.ljust(16 * SLOT) + slot(*range(32)), {3, 5}, [table], {3: 31 * SLOT // 2}
+    )
     assert list(contents[5][:32]) == list(range(32))
     with pytest.raises(NeighbourTableError, match="2 constants take 2 times"):
         constant_contents(programs + image.ljust(16 * SLOT) + slot(*range(32)), {3, 5}, [table])
+
+
+STORED = (
+    "%s1_s1 = sld [smem:[#allocation9]] /* hbm offset */",
+    "%s2_s2 = scalar_lea.hbm [#allocation3], %s1_s1  ;;  %s4_s4 = scalar_lea.hbm [#allocation5], %s1_s1",
+    "%s3_s3 = scalar_lea.hbm %s2_s2, 600 [#allocation3]",
+    "%8 = sst [smem:[#allocation7 + $0x28]] %s4_s4 /* call-argument-store #40 */",
+    "%9 = inlined_call %s5_s5 /* %all-gather.1 = all-gather(%p) */",
+)
+
+
+def test_sizes_of_constants_that_no_operation_declares_are_known_by_their_use() -> None:
+    programs = bytes(SLOT)  # of SparseCores, which come first: without a size of each constant nothing is certain
+    segment = programs + slot(*range(128)) + slot(7) + slot(*ring(8).ravel())  # 600 pointers of 32 bytes take two
+    words = {"allocation3": 3 << 16, "allocation5": 5 << 16, "allocation9": 9}
+
+    def constants(tables: dict[str, int]) -> Constants:
+        return constants_of(top_level(*STORED), words, {9: "constants"}, {}, segment, tables=tables, pointer_bytes=32)
+
+    known = constants({"all-gather.1": 32})
+    assert known.unknown == ""
+    assert [(table.allocation, table.operand.index) for table in known.operands] == [(5, 40)]
+    assert list(known.contents[5][:32]) == ring(8).ravel().tolist()
+    assert list(known.contents[3][:128]) == list(range(128))
+    assert "2 constants take 3 times" in constants({}).unknown
+    assert "28 words, which is not" in constants({"all-gather.1": 28}).unknown
 
 
 def test_a_large_constant_takes_several_slots() -> None:

@@ -13,6 +13,7 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.memory import Words
@@ -28,6 +29,8 @@ _ALLOCATION = re.compile(r"#allocation(\d+)", re.ASCII)
 _BASE = re.compile(r"\[#allocation(\d+)\]", re.ASCII)
 _WORD = re.compile(r"\[smem:\[#(\w+)\]\]", re.ASCII)
 _SPILL = re.compile(r"\[smem:\[#(\w+_spill)\]\]", re.ASCII)
+_ARGUMENT = re.compile(r"call-argument-store #(\d+)", re.ASCII)
+_END = re.compile(r"scalar_lea\.hbm %\w+, (\d{1,9}) \[#allocation(\d+)\]", re.ASCII)  # of a copy, for its bounds check
 _VIRTUAL = re.compile(r"%(\w+)_s\d+", re.ASCII)
 
 _WORD_BYTES = 4
@@ -77,6 +80,9 @@ def constants_of(
     values: Mapping[int, Word],
     operands: Mapping[str, Sequence[CallOperand]],
     segment: bytes,
+    *,
+    tables: Mapping[str, int],
+    pointer_bytes: int,
 ) -> Constants:
     """Return a program's constants.
 
@@ -85,6 +91,8 @@ def constants_of(
       values: words of scalar memory that the runtime has written, by address.
       operands: of each called operation.
       segment: HBM bytes of all constants; empty: not found.
+      tables: words of the table of neighbors of each collective.
+      pointer_bytes: that a pointer to HBM counts.
 
     Raises:
       NeighbourTableError: it is not certain which allocations are constants.
@@ -92,10 +100,13 @@ def constants_of(
     offsets = {name for name, address in addresses.items() if values.get(address) == "constants"}
     allocations = constant_allocations(top_level, offsets)
     handed = tuple(constant_operands(top_level, operands, allocations))
+    handed += tuple(_stored_tables(top_level, tables, allocations))
     unknown = ""
     contents: Mapping[int, Words]
     try:
-        contents = constant_contents(segment, allocations, handed, images_among(top_level, allocations))
+        copied = {number: count * pointer_bytes for number, count in _copied_counts(top_level).items()}
+        images = dict.fromkeys(images_among(top_level, allocations), _IMAGE_BYTES)
+        contents = constant_contents(segment, allocations, handed, {**copied, **images})
     except NeighbourTableError as error:
         unknown = str(error)
         contents = dict.fromkeys(allocations, (Unknown(f"a constant: {unknown}"),) * _ROW_WORDS)
@@ -128,6 +139,39 @@ def constant_operands(
                 allocation = _allocation(passed[operand.register], definitions)
                 if allocation is not None and allocation in allocations:
                     yield ConstantOperand(operation=name, operand=operand, allocation=allocation)
+
+
+def _stored_tables(top_level: Program, tables: Mapping[str, int], allocations: Set[int]) -> Iterator[ConstantOperand]:
+    """Yield tables of collectives with so many operands that the call finds pointers to them in scalar memory."""
+    definitions = definitions_of(top_level)
+    stored: list[tuple[int, int]] = []  # operand, allocation
+    for instruction in top_level.instructions:
+        if (argument := _ARGUMENT.search(instruction.comment)) is not None and instruction.traits.kind == "store":
+            allocation = _allocation(instruction.operands[1], definitions)
+            stored += [(int(argument[1]), allocation)] if allocation in allocations and allocation is not None else []
+        elif instruction.traits.kind == "call":
+            called = _CALLED.search(instruction.comment)
+            for index, allocation in stored if called is not None and called[1] in tables else ():
+                operand = CallOperand(
+                    register="",
+                    space="hbm",
+                    index=index,
+                    is_input=True,
+                    is_constant=True,
+                    dtype="s32",
+                    shape=(tables[called[1]],),
+                )
+                yield ConstantOperand(operation=called[1], operand=operand, allocation=allocation)
+            stored = []
+
+
+def _copied_counts(top_level: Program) -> dict[int, int]:
+    """Return the size of what the program itself copies from each allocation, counted as pointers count."""
+    result: dict[int, int] = {}
+    for instruction in top_level.instructions:
+        if (end := _END.search(instruction.text)) is not None:
+            result[int(end[2])] = max(result.get(int(end[2]), 0), int(end[1]))
+    return result
 
 
 def _allocation(text: str, definitions: Definitions) -> int | None:
@@ -206,22 +250,24 @@ def images_among(top_level: Program, allocations: Set[int]) -> Set[int]:
 
 
 def constant_contents(
-    segment: bytes, allocations: Set[int], operands: Sequence[ConstantOperand], images: Set[int] = frozenset()
+    segment: bytes,
+    allocations: Set[int],
+    operands: Sequence[ConstantOperand],
+    others: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, Sequence[int]]:
     """Return the constants as words, by the number of their allocation.
 
     Args:
       segment: HBM bytes of all constants.
-      operands: with known sizes; any other constant is taken to fit into one slot.
-      images: constants that are programs of SparseCores.
+      operands: with known sizes.
+      others: bytes of constants that are not operands. Any other is taken to fit into one slot.
 
     Raises:
       NeighbourTableError: it does not fit.
     """
     if allocations and not segment:
         raise NeighbourTableError("the program's constants were not found in its binary")
-    sizes = dict.fromkeys(images, _IMAGE_BYTES)
-    sizes |= {operand.allocation: operand.operand.padded_words * _WORD_BYTES for operand in operands}
+    sizes = {**others} | {operand.allocation: operand.operand.padded_words * _WORD_BYTES for operand in operands}
     slots = {allocation: -(-sizes.get(allocation, 1) // _SLOT_BYTES) for allocation in sorted(allocations)}
     end = -(-len(segment) // _SLOT_BYTES)
     # SparseCore programs, if any, come first in the segment.

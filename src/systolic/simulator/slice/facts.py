@@ -58,11 +58,13 @@ def slice_facts(
     translations: Mapping[str, Translation],
     hlo: SliceHlo,
     segment: bytes,
+    pointer_bytes: int,
 ) -> SliceFacts:
     """Read the facts of a program on many devices.
 
     Args:
       segment: HBM bytes of the program's constants.
+      pointer_bytes: that a pointer to HBM counts.
 
     Raises:
       UnknownWordsError: a program reads more words than the runtime is known to write.
@@ -81,6 +83,14 @@ def slice_facts(
     return SliceFacts(
         hlo=hlo,
         words=words,
-        constants=constants_of(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses, words, operands, segment),
+        constants=constants_of(
+            programs[TOP_LEVEL],
+            translations[TOP_LEVEL].addresses,
+            words,
+            operands,
+            segment,
+            tables=dict.fromkeys(hlo.collectives, 4 * hlo.partitions),
+            pointer_bytes=pointer_bytes,
+        ),
         rows=rows,
     )
