@@ -19,7 +19,8 @@ from systolic.simulator.reading.collectives import HloCollective, Kind, SliceHlo
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
-from systolic.simulator.slice.constants import ConstantOperand, Constants
+from systolic.simulator.slice.constant_operands import ConstantOperand
+from systolic.simulator.slice.constants import Constants
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.identity import identity_words, row_words
 from systolic.simulator.slice.one_for_all import OneForAll, Pattern, PatternNetwork

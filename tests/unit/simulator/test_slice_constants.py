@@ -12,8 +12,8 @@ from systolic.simulator import NeighbourTableError
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.listing import Program, parse_listing
+from systolic.simulator.slice.constant_operands import ConstantOperand
 from systolic.simulator.slice.constants import (
-    ConstantOperand,
     Constants,
     constant_allocations,
     constant_contents,

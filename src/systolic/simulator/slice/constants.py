@@ -8,10 +8,9 @@ give their places. These have to account for the whole segment: else none of the
 
 from __future__ import annotations
 
-import math
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,19 +18,19 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.calls import CallOperand
-from systolic.simulator.reading.listing import Instruction, Program, physical
-from systolic.simulator.slice.definitions import Definitions, definitions_of, sources
+from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.slice.constant_operands import (
+    ConstantOperand,
+    constant_operands,
+    copied_counts,
+    stored_tables,
+)
 from systolic.simulator.slice.identity import DESCRIPTOR_WORD, IMAGE_PLACE, Word
 from systolic.simulator.sparse_core.listing import IMAGE_GRANULES
 
-_CALLED = re.compile(r"%([\w.\-]+) = ", re.ASCII)
-_ALLOCATION = re.compile(r"#allocation(\d+)", re.ASCII)
 _BASE = re.compile(r"\[#allocation(\d+)\]", re.ASCII)
 _WORD = re.compile(r"\[smem:\[#(\w+)\]\]", re.ASCII)
 _SPILL = re.compile(r"\[smem:\[#(\w+_spill)\]\]", re.ASCII)
-_ARGUMENT = re.compile(r"call-argument-store #(\d+)", re.ASCII)
-_END = re.compile(r"scalar_lea\.hbm %\w+, (\d{1,9}) \[#allocation(\d+)\]", re.ASCII)  # of a copy, for its bounds check
-_VIRTUAL = re.compile(r"%(\w+)_s\d+", re.ASCII)
 
 _WORD_BYTES = 4
 _SLOT_BYTES = 1 << 14
@@ -44,20 +43,6 @@ _PADDING = 0x7FC07FC0
 
 class NeighbourTableError(SimulationError):
     """The contents of a collective's constants are not known for certain; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantOperand:
-    """An operand of a called operation that is a constant."""
-
-    operation: str  # the called operation
-    operand: CallOperand  # as the operation declares it
-    allocation: int  # its number
-
-    @property
-    def words(self) -> int:
-        """Its size, if its elements are words."""
-        return math.prod(self.operand.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +85,11 @@ def constants_of(
     offsets = {name for name, address in addresses.items() if values.get(address) == "constants"}
     allocations = constant_allocations(top_level, offsets)
     handed = tuple(constant_operands(top_level, operands, allocations))
-    handed += tuple(_stored_tables(top_level, tables, allocations))
+    handed += tuple(stored_tables(top_level, tables, allocations))
     unknown = ""
     contents: Mapping[int, Words]
     try:
-        copied = {number: count * pointer_bytes for number, count in _copied_counts(top_level).items()}
+        copied = {number: count * pointer_bytes for number, count in copied_counts(top_level).items()}
         images = dict.fromkeys(images_among(top_level, allocations), _IMAGE_BYTES)
         contents = constant_contents(segment, allocations, handed, {**copied, **images})
     except NeighbourTableError as error:
@@ -116,68 +101,6 @@ def constants_of(
         places={number: addresses[name] for number in allocations if (name := f"allocation{number}") in addresses},
         unknown=unknown,
     )
-
-
-def constant_operands(
-    top_level: Program, operands: Mapping[str, Sequence[CallOperand]], allocations: Set[int]
-) -> Iterator[ConstantOperand]:
-    """Return all operands that are constants, each once for every operation.
-
-    Args:
-      operands: of each called operation.
-      allocations: of the constants.
-    """
-    definitions = definitions_of(top_level)
-    calls: dict[str, Instruction] = {}
-    for instruction in top_level.instructions:
-        if instruction.traits.kind == "call" and (called := _CALLED.search(instruction.comment)):
-            calls.setdefault(called.group(1), instruction)
-    for name, call in calls.items():
-        passed = {physical(text): text for text in call.operands if text[0] == "%"}
-        for operand in operands.get(name, ()):
-            if operand.space == "hbm" and operand.is_input and operand.register in passed:
-                allocation = _allocation(passed[operand.register], definitions)
-                if allocation is not None and allocation in allocations:
-                    yield ConstantOperand(operation=name, operand=operand, allocation=allocation)
-
-
-def _stored_tables(top_level: Program, tables: Mapping[str, int], allocations: Set[int]) -> Iterator[ConstantOperand]:
-    """Yield tables of collectives with so many operands that the call finds pointers to them in scalar memory."""
-    definitions = definitions_of(top_level)
-    stored: list[tuple[int, int]] = []  # operand, allocation
-    for instruction in top_level.instructions:
-        if (argument := _ARGUMENT.search(instruction.comment)) is not None and instruction.traits.kind == "store":
-            allocation = _allocation(instruction.operands[1], definitions)
-            stored += [(int(argument[1]), allocation)] if allocation in allocations and allocation is not None else []
-        elif instruction.traits.kind == "call":
-            called = _CALLED.search(instruction.comment)
-            for index, allocation in stored if called is not None and called[1] in tables else ():
-                operand = CallOperand(
-                    register="",
-                    space="hbm",
-                    index=index,
-                    is_input=True,
-                    is_constant=True,
-                    dtype="s32",
-                    shape=(tables[called[1]],),
-                )
-                yield ConstantOperand(operation=called[1], operand=operand, allocation=allocation)
-            stored = []
-
-
-def _copied_counts(top_level: Program) -> dict[int, int]:
-    """Return the size of what the program itself copies from each allocation, counted as pointers count."""
-    result: dict[int, int] = {}
-    for instruction in top_level.instructions:
-        if (end := _END.search(instruction.text)) is not None:
-            result[int(end[2])] = max(result.get(int(end[2]), 0), int(end[1]))
-    return result
-
-
-def _allocation(text: str, definitions: Definitions) -> int | None:
-    """Return the number of the allocation from which an address is made."""
-    matches = map(_ALLOCATION.search, sources(text, definitions, _VIRTUAL))
-    return next((int(named.group(1)) for named in matches if named is not None), None)
 
 
 def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int]:
