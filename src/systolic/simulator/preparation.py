@@ -103,7 +103,7 @@ def prepare_listings(
         prepared_for=chip.machine,
         sparse_programs=tuple(sparse_programs),
         sparse_images=constants if sparse_programs else b"",
-        slice_facts=slice_facts(programs, translations, slice_hlo, constants, chip.machine.hbm_pointer_bytes)
+        slice_facts=slice_facts(programs, translations, slice_hlo, constants, chip.machine.granule_bytes)
         if sliced
         else None,
     )

@@ -76,7 +76,7 @@ def facts(segment: bytes, devices: int = 8) -> SliceFacts:
         {"all-gather.1": [operand(4 * devices)]},
         segment,
         tables={},
-        pointer_bytes=32,
+        granule_bytes=32,
     )
     hlo = parse_collectives(
         "HloModule f, num_partitions=8\n\nENTRY %e (p: f32[8]) -> f32[64] {\n"
@@ -115,7 +115,8 @@ def test_programs_that_set_sparse_cores_up_are_constants_of_their_own_size() -> 
 STORED = (
     "%s1_s1 = sld [smem:[#allocation9]] /* hbm offset */",
     "%s2_s2 = scalar_lea.hbm [#allocation3], %s1_s1  ;;  %s4_s4 = scalar_lea.hbm [#allocation5], %s1_s1",
-    "%s3_s3 = scalar_lea.hbm %s2_s2, 600 [#allocation3]",
+    "%7 = dma.hbm_to_vmem [thread:$0] /*hbm=*/%s2_s2, /*size_in_granules=*/600, /*vmem=*/%s6_s6, "
+    "/*dst_syncflagno=*/[#allocation8]",
     "%8 = sst [smem:[#allocation7 + $0x28]] %s4_s4 /* call-argument-store #40 */",
     "%9 = inlined_call %s5_s5 /* %all-gather.1 = all-gather(%p) */",
 )
@@ -123,11 +124,11 @@ STORED = (
 
 def test_sizes_of_constants_that_no_operation_declares_are_known_by_their_use() -> None:
     programs = bytes(SLOT)  # of SparseCores, which come first: without a size of each constant nothing is certain
-    segment = programs + slot(*range(128)) + slot(7) + slot(*ring(8).ravel())  # 600 pointers of 32 bytes take two
+    segment = programs + slot(*range(128)) + slot(7) + slot(*ring(8).ravel())  # 600 granules of 32 bytes take two slots
     words = {"allocation3": 3 << 16, "allocation5": 5 << 16, "allocation9": 9}
 
     def constants(tables: dict[str, int]) -> Constants:
-        return constants_of(top_level(*STORED), words, {9: "constants"}, {}, segment, tables=tables, pointer_bytes=32)
+        return constants_of(top_level(*STORED), words, {9: "constants"}, {}, segment, tables=tables, granule_bytes=32)
 
     known = constants({"all-gather.1": 32})
     assert known.unknown == ""

@@ -14,7 +14,6 @@ from systolic.simulator.slice.definitions import Definitions, definitions_of, so
 _CALLED = re.compile(r"%([\w.\-]+) = ", re.ASCII)
 _ALLOCATION = re.compile(r"#allocation(\d+)", re.ASCII)
 _ARGUMENT = re.compile(r"call-argument-store #(\d+)", re.ASCII)
-_END = re.compile(r"scalar_lea\.hbm %\w+, (\d{1,9}) \[#allocation(\d+)\]", re.ASCII)  # of a copy, for its bounds check
 _VIRTUAL = re.compile(r"%(\w+)_s\d+", re.ASCII)
 
 
@@ -80,12 +79,16 @@ def stored_tables(top_level: Program, tables: Mapping[str, int], allocations: Se
             stored = []
 
 
-def copied_counts(top_level: Program) -> dict[int, int]:
-    """Return the size of what the program itself copies from each allocation, counted as pointers count."""
+def copied_granules(top_level: Program, allocations: Set[int]) -> dict[int, int]:
+    """Return the size of what the program itself copies from each constant, in granules."""
+    definitions = definitions_of(top_level)
     result: dict[int, int] = {}
     for instruction in top_level.instructions:
-        if (end := _END.search(instruction.text)) is not None:
-            result[int(end[2])] = max(result.get(int(end[2]), 0), int(end[1]))
+        if instruction.traits.kind == "copy" and instruction.opcode.startswith("dma.hbm_to"):
+            source, size = instruction.operands[:2]
+            allocation = _allocation(source, definitions) if size.isdecimal() else None
+            if allocation is not None and allocation in allocations:
+                result[allocation] = max(result.get(allocation, 0), int(size))
     return result
 
 

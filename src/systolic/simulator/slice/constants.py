@@ -22,7 +22,7 @@ from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.constant_operands import (
     ConstantOperand,
     constant_operands,
-    copied_counts,
+    copied_granules,
     stored_tables,
 )
 from systolic.simulator.slice.identity import DESCRIPTOR_WORD, IMAGE_PLACE, Word
@@ -67,7 +67,7 @@ def constants_of(
     segment: bytes,
     *,
     tables: Mapping[str, int],
-    pointer_bytes: int,
+    granule_bytes: int,
 ) -> Constants:
     """Return a program's constants.
 
@@ -77,7 +77,7 @@ def constants_of(
       operands: of each called operation.
       segment: HBM bytes of all constants; empty: not found.
       tables: words of the table of neighbors of each collective.
-      pointer_bytes: that a pointer to HBM counts.
+      granule_bytes: in which copies are counted.
 
     Raises:
       NeighbourTableError: it is not certain which allocations are constants.
@@ -89,7 +89,7 @@ def constants_of(
     unknown = ""
     contents: Mapping[int, Words]
     try:
-        copied = {number: count * pointer_bytes for number, count in copied_counts(top_level).items()}
+        copied = {name: count * granule_bytes for name, count in copied_granules(top_level, allocations).items()}
         images = dict.fromkeys(images_among(top_level, allocations), _IMAGE_BYTES)
         contents = constant_contents(segment, allocations, handed, {**copied, **images})
     except NeighbourTableError as error:

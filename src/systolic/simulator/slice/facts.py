@@ -58,13 +58,13 @@ def slice_facts(
     translations: Mapping[str, Translation],
     hlo: SliceHlo,
     segment: bytes,
-    pointer_bytes: int,
+    granule_bytes: int,
 ) -> SliceFacts:
     """Read the facts of a program on many devices.
 
     Args:
       segment: HBM bytes of the program's constants.
-      pointer_bytes: that a pointer to HBM counts.
+      granule_bytes: in which copies are counted.
 
     Raises:
       UnknownWordsError: a program reads more words than the runtime is known to write.
@@ -90,7 +90,7 @@ def slice_facts(
             operands,
             segment,
             tables=dict.fromkeys(hlo.collectives, 4 * hlo.partitions),
-            pointer_bytes=pointer_bytes,
+            granule_bytes=granule_bytes,
         ),
         rows=rows,
     )
