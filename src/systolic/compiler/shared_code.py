@@ -18,7 +18,7 @@ _IGNORED = re.compile(
     rf", metadata=\{{(?:[^{{}}\"]|{_STRING})*\}}"
     r"|, control-predecessors=\{[^}]*\}"
     r"|, channel_id=\d+"
-    rf"|async_collective_name={_STRING}"
+    rf"|, frontend_attributes=\{{(?:[^{{}}\"]|{_STRING})*\}}"
     # Operands that may overlap: code that is shared allows for those of all operations that share it.
     r'|"aliasing_operands":\{"lists":\[(?:\{"indices":\[[^\]]*\]\},?)*\]\},?'
 )
