@@ -27,8 +27,8 @@ ENTRY %main (x: bf16[8,128], y: bf16[8,128]) -> bf16[8,128] {{
   %pair.1 = bf16[8,128]{{1,0}} subtract(%x, %fusion.1), backend_config={ALIASES[0]}
   %pair.2 = bf16[8,128]{{1,0}} subtract(%fusion.2, %x), backend_config={ALIASES[1]}
   %same = bf16[8,128]{{1,0}} subtract(%x, %x), backend_config={{"a":[]}}
-  %gather.1 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=1, frontend_attributes={{async_collective_name="g.1"}}
-  %gather.2 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=2, frontend_attributes={{async_collective_name="g.2",chain_id="3"}}
+  %gather.1 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=1, frontend_attributes={{a="g.1"}}
+  %gather.2 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=2, frontend_attributes={{a="g.2",chain_id="3"}}
   %kernel.1 = bf16[8,128]{{1,0}} custom-call(%x), backend_config={{"body": "
 }}, one"
   %kernel.2 = bf16[8,128]{{1,0}} custom-call(%x), backend_config={{"body": "
