@@ -142,6 +142,24 @@ def test_equal_operations_each_have_a_listing(pool):
     assert set(called) <= set(program.listings)
 
 
+def _compiled_as_if_none_were_equal(fn, args, target):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("systolic.compiler.dump.representatives", lambda *_: {})
+        return compile_function(fn, args, target, cache=None)
+
+
+def test_operations_whose_equal_is_not_found_are_compiled_again(pool):
+    args = (square(256), square(256))
+    again = pool.submit(_compiled_as_if_none_were_equal, repeated, args, V5E).result()
+    shared = compile_in(pool, repeated, args, V5E)
+    assert again.listings.keys() == shared.listings.keys()
+    assert again.generated_code_bytes == shared.generated_code_bytes
+    # Only the names of operations and registers differ.
+    assert [len(text.splitlines()) for text in again.listings.values()] == [
+        len(shared.listings[name].splitlines()) for name in again.listings
+    ]
+
+
 @ALL
 def test_code_that_asks_for_the_chip_compiles(pool, target):
     assert "TLP" in compile_in(pool, pipelined, (square(256), square(256)), target).listings

@@ -93,8 +93,7 @@ def compile_function(
             return cached
         empty_dump(dump)
         try:
-            with at_stage("compiling"):
-                compiled, left = _compile_and_read(traced, lowered, target.flags, dump)
+            compiled, left = _compile_and_read(traced, lowered, target.flags, dump)
             compile_s = time.perf_counter() - started
         except CompilerRefusal as refusal:
             # A refusal that names a source line is not stored: lines move while the program stays the same. Such
@@ -142,11 +141,13 @@ def _lower(traced: Any, *, lines: bool) -> Any:
 
 
 def _compile_and_read(traced: Any, lowered: Any, flags: Mapping[str, str], dump: Path) -> tuple[Any, Dump]:
-    compiled = _compile(traced, lowered, flags)
-    try:
-        return compiled, read_dump(dump)
-    except MissingListingError:
-        empty_dump(dump)
+    with at_stage("compiling"):
+        compiled = _compile(traced, lowered, flags)
+        try:
+            return compiled, read_dump(dump)
+        except MissingListingError:
+            empty_dump(dump)
+    with at_stage("compiling again"):
         return _compile(traced, lowered, {**ALL_LISTED, **flags}), read_dump(dump)
 
 

@@ -11,7 +11,9 @@ from typing import Literal, get_args
 FOLDER_VARIABLE = "SYSTOLIC_WORKER_FOLDER"
 STAGE_FILE = "stage.txt"
 
-Stage = Literal["importing", "tracing", "lowering", "compiling", "simulating", "reading", "interpreting"]
+Stage = Literal[
+    "importing", "tracing", "lowering", "compiling", "compiling again", "simulating", "reading", "interpreting"
+]
 
 # As the end of "it was stopped while …".
 DOING: dict[Stage, str] = {
@@ -19,6 +21,7 @@ DOING: dict[Stage, str] = {
     "tracing": "the function was being traced",
     "lowering": "the function was being lowered",
     "compiling": "the TPU compiler was at work",
+    "compiling again": "the TPU compiler was at work again, with a listing of each operation",
     "simulating": "the compiled program was being simulated",
     "reading": "the kernel's steps and index maps were being followed",
     "interpreting": "the kernel was being interpreted on the CPU",
@@ -58,11 +61,11 @@ def stage_in(folder: Path) -> tuple[Stage | None, str]:
 def progress_in(folder: Path) -> str:
     """Return the stage of the worker of `folder`, and of a compilation the number of operations that have a listing."""
     stage, _ = stage_in(folder)
-    if stage != "compiling":
+    if stage not in ("compiling", "compiling again"):
         return stage or "starting"
     with suppress(OSError):
         listings = sum(1 for _ in (folder / "dump").glob("*-??-final_bundles.txt"))
-        return f"compiling, {listings} operations so far"
+        return f"{stage}, {listings} operations so far"
     return stage
 
 
