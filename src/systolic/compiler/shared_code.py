@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 _HEADER = re.compile(r"(?:ENTRY )?%([\w.\-]+) \(.*\{$", re.ASCII)
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+\(.*)$", re.ASCII | re.DOTALL)
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+\(.*)$", re.ASCII | re.DOTALL)
 _NAME = re.compile(r"%([\w.\-]+)", re.ASCII)
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _IGNORED = re.compile(
@@ -49,29 +49,30 @@ def operation_keys(hlo: str) -> dict[str, str]:
     bodies: dict[str, str] = {}  # hashes of computations; HLO's text has those that are called before their callers
     for computation, instructions in _computations(hlo):
         shapes: dict[str, str] = {}
-        numbers: dict[str, int] = {}  # of instructions in this computation, in order
-        body: list[str] = []
-        for name, shape, rest in instructions:
+        values: dict[str, str] = {}  # hashes of what each instruction computes from the parameters
+        root = ""
+        for is_root, name, shape, rest in instructions:
             text = _IGNORED.sub("", rest)
             operands = {other: shapes[other] for other in _NAME.findall(text) if other in shapes}
             own = {other: f"{operand} #{number}" for number, (other, operand) in enumerate(operands.items())}
-            within = {other: f"#{numbers[other]}" for other in operands}
             keys[name] = _hash(shape, _replaced(text, {**bodies, **own}))
-            body.append(_hash(shape, _replaced(text, {**bodies, **within})))
-            shapes[name], numbers[name] = shape, len(numbers)
-        bodies[computation] = _hash(*body)
+            values[name] = _hash(shape, _replaced(text, {**bodies, **values}))
+            shapes[name] = shape
+            root = values[name] if is_root else root
+        # The order of the instructions differs between equal computations.
+        bodies[computation] = _hash(root, *sorted(values.values()))
     return keys
 
 
-def _computations(hlo: str) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    """Yield each computation's name and instructions: name, shape of the result, and the rest."""
+def _computations(hlo: str) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """Yield each computation's name and instructions: "ROOT " or not, name, shape of the result, and the rest."""
     computation, texts = "", []
     for line in hlo.splitlines():
         if (header := _HEADER.match(line)) is not None:
             computation, texts = header[1], []
         elif line == "}" and computation:
             matches = (_INSTRUCTION.match(text) for text in texts)
-            yield computation, [(match[1], match[2], match[3]) for match in matches if match is not None]
+            yield computation, [match.groups("") for match in matches if match is not None]
             computation = ""
         elif _INSTRUCTION.match(line) is not None:
             texts.append(line)

@@ -13,6 +13,21 @@ ALIASES = (
 )
 HLO = f"""HloModule m
 
+%first (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %ab = f32[] divide(%a, %b)
+}}
+%second (d: f32[], c: f32[]) -> f32[] {{
+  %c = f32[] parameter(1)
+  %d = f32[] parameter(0)
+  ROOT %dc = f32[] divide(%d, %c)
+}}
+%third (f: f32[], e: f32[]) -> f32[] {{
+  %e = f32[] parameter(1)
+  %f = f32[] parameter(0)
+  ROOT %ef = f32[] divide(%e, %f)
+}}
 {BODY.format(n=1, op="add")}
 {BODY.format(n=2, op="add")}
 {BODY.format(n=3, op="multiply")}
@@ -29,6 +44,9 @@ ENTRY %main (x: bf16[8,128], y: bf16[8,128]) -> bf16[8,128] {{
   %same = bf16[8,128]{{1,0}} subtract(%x, %x), backend_config={{"a":[]}}
   %gather.1 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=1, frontend_attributes={{a="g.1"}}
   %gather.2 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=2, frontend_attributes={{a="g.2",chain_id="3"}}
+  %reduce.1 = bf16[8] reduce(%x, %y), to_apply=%first
+  %reduce.2 = bf16[8] reduce(%x, %y), to_apply=%second
+  %reduce.3 = bf16[8] reduce(%x, %y), to_apply=%third
   %kernel.1 = bf16[8,128]{{1,0}} custom-call(%x), backend_config={{"body": "
 }}, one"
   %kernel.2 = bf16[8,128]{{1,0}} custom-call(%x), backend_config={{"body": "
@@ -40,7 +58,14 @@ ENTRY %main (x: bf16[8,128], y: bf16[8,128]) -> bf16[8,128] {{
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("fusion.1", "fusion.2"), ("pair.1", "pair.2"), ("gather.1", "gather.2"), ("op.1", "op.2")]
+    ("name", "other"),
+    [
+        ("fusion.1", "fusion.2"),
+        ("pair.1", "pair.2"),
+        ("gather.1", "gather.2"),
+        ("op.1", "op.2"),
+        ("reduce.1", "reduce.2"),
+    ],
 )
 def test_names_origins_and_channels_do_not_count(name, other):
     keys = operation_keys(HLO)
@@ -54,6 +79,7 @@ def test_names_origins_and_channels_do_not_count(name, other):
         ("fusion.1", "fusion.4"),  # an operand in other memory
         ("fusion.1", "fusion.5"),  # a result in other memory
         ("pair.1", "same"),  # one operand twice
+        ("reduce.1", "reduce.3"),  # its operands exchanged
         ("kernel.1", "kernel.2"),  # what differs is on a later line
     ],
 )
