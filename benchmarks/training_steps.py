@@ -2,11 +2,11 @@
 
     python benchmarks/training_steps.py
     python benchmarks/training_steps.py --predict "32b" --workers 1
-    python benchmarks/training_steps.py --maxtext --predict deepseek2 --workers 1
+    python benchmarks/training_steps.py --maxtext
 
 The first command prints the thirteen rows from kept results and compiles nothing. The second compiles and executes the
-steps whose chip, topology or name contains the text, and keeps their results. The third does so with MaxText's own
-step, which has to be installed (`examples/maxtext_step.py`).
+steps whose chip, topology or name contains the text, and keeps their results. The third prints the rows for
+which MaxText's own step is listed (`examples/maxtext_step.py`); to predict them, MaxText has to be installed.
 
 Each row is either predicted, by the model of `examples/transformer` with the row's sizes, mesh and flags, or there is a
 reason why not. Nothing here, and no constant of any chip, was fitted to a step. Where a row publishes a rate only, its
