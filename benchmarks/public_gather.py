@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 from ring_products import AXIS, SERIAL, by_xla, meshes, operands, ours
-from step_recipes import ALL_GATHER_FUSION
+from step_recipe import ALL_GATHER_FUSION
 
 import systolic
 from systolic.support.tpu_inference import kernel_module

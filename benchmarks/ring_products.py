@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from step_recipes import ALL_GATHER_FUSION, VMEM_LIMIT
+from step_recipe import ALL_GATHER_FUSION, VMEM_LIMIT
 
 import systolic
 from systolic.ops.collective.axis_ring import AxisRing

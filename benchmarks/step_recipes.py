@@ -7,78 +7,14 @@ other parameters from MaxText's base.yml of that commit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-# Groups of flags, as AI-Hypercomputer/maxtext benchmarks/xla_flags_library.py names them.
-VMEM_LIMIT = {"xla_tpu_scoped_vmem_limit_kib": "98304"}
-ALL_GATHER_FUSION = {
-    "xla_tpu_enable_async_collective_fusion": "true",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
-    "xla_tpu_enable_async_collective_fusion_multiple_steps": "true",
-    "xla_tpu_overlap_compute_collective_tc": "true",
-    "xla_enable_async_all_gather": "true",
-}
-DATA_PARALLEL_OVERLAP = {
-    "xla_tpu_enable_data_parallel_all_reduce_opt": "true",
-    "xla_tpu_data_parallel_opt_different_sized_ops": "true",
-}
-NO_BUNDLE_COSTS = {"xla_tpu_use_bundle_aware_cost_model_for_fusions": "false"}
-# LIBTPU_INIT_ARGS of MaxText/configs/v5p/32b.sh at commit 76bd53b0f; all-gathers are not fused there.
-V5P_2023 = {
-    "xla_tpu_megacore_fusion_allow_ags": "false",
-    "xla_enable_async_collective_permute": "true",
-    "xla_tpu_enable_ag_backward_pipelining": "true",
-    **DATA_PARALLEL_OVERLAP,
-    "xla_tpu_enable_async_collective_fusion": "true",
-    "xla_tpu_enable_async_collective_fusion_multiple_steps": "true",
-    "xla_tpu_overlap_compute_collective_tc": "true",
-    "xla_enable_async_all_gather": "true",
-}
+from step_recipe import ALL_GATHER_FUSION, DATA_PARALLEL_OVERLAP, NO_BUNDLE_COSTS, V5P_2023, VMEM_LIMIT, Recipe
 
 _FUSED_2048 = {
     **dict.fromkeys(("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv"), 2048),
     "block_kv_dkv_compute": 2048,
     "use_fused_bwd_kernel": True,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """One published step.
-
-    Attributes:
-      chip, op: of the row; if several rows have both, `topology_note` begins the row's topology.
-      topology: chips of the slice along each axis.
-      mesh: axes with their sizes.
-      parameters: of `examples/transformer:train`, or of `examples/maxtext_step.py:train`.
-      is_maxtext: True if the step is MaxText's own code, of the release that `maxtext_step.py` names.
-      flags: of the compiler.
-      rate_tflops: of a chip, for a row without a time: the model's operations over the time.
-      attention_counted: the share of attention's operations in that rate, by MaxText's formula of that commit: 1 in
-        full, 1/2 under a causal mask, 0 not counted.
-      source: repository, commit and file of parameters and flags.
-      differs: known differences from the measured step.
-      unsupported: the reason why it cannot be predicted; "" if it can.
-      not_run: the reason why no result is kept, if it could be predicted.
-    """
-
-    chip: str
-    op: str
-    topology_note: str = ""
-    topology: str = ""
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    is_maxtext: bool = False
-    flags: Mapping[str, str] = field(default_factory=dict)
-    rate_tflops: float | None = None
-    attention_counted: float = 1.0
-    source: str = ""
-    differs: str = ""
-    unsupported: str = ""
-    not_run: str = ""
-
-
 _OFFLOADED = "offload:query+key+value"
 _RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
 _MAXTEXT = "AI-Hypercomputer/maxtext"

@@ -33,7 +33,8 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from step_recipes import MAXTEXT_RECIPES, RECIPES, Recipe, recipe_of
+from step_recipe import Recipe
+from step_recipes import MAXTEXT_RECIPES, RECIPES, recipe_of
 
 from systolic.chips import chip as chip_named
 from systolic.chips import with_flags

@@ -11,7 +11,8 @@ from typing import cast
 
 import pytest
 from click.testing import CliRunner
-from step_recipes import MAXTEXT_RECIPES, RECIPES, Recipe, recipe_of
+from step_recipe import Recipe
+from step_recipes import MAXTEXT_RECIPES, RECIPES, recipe_of
 from training_steps import (
     KEPT,
     PUBLISHED,
