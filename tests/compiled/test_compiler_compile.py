@@ -1,6 +1,5 @@
 """The real compiler in real workers. Needs libtpu and no TPU."""
 
-import dataclasses
 import functools
 import os
 import re
@@ -15,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_functions import TPU7X, V4, V5E, V5P, V6E, body, compile_in, kernel, plain, square
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.chips import chip, with_flags
 from systolic.compiler import (
     CompilerCrash,
     CompilerError,
-    CompilerFlagError,
     CompilerRefusal,
     CompilerTimeout,
     ProgramCache,
@@ -30,41 +28,12 @@ from systolic.compiler import (
     WorkerPool,
     abstract_arguments,
     compile_function,
-    submit_compilation,
 )
 
 pytestmark = pytest.mark.fresh_workers
 
-V4 = Target(name="v4", topology="v4:2x2x1", device_kind="TPU v4", cores_per_device=1)
-V5E = Target(name="v5e", topology="v5e:2x2", device_kind="TPU v5 lite", cores_per_device=1)
-V5P = Target(name="v5p", topology="v5p:2x2x1", device_kind="TPU v5", cores_per_device=2)
-V6E = Target(name="v6e", topology="v6e:2x2", device_kind="TPU v6 lite", cores_per_device=1)
-TPU7X = Target(name="tpu7x", topology="tpu7x:2x2x1", device_kind="TPU7x", cores_per_device=1)
 ALL = pytest.mark.parametrize("target", [V5E, V5P, V6E, TPU7X], ids=lambda target: target.name)
 WAIT_S = 60
-
-
-def square(size, dtype="float32"):
-    return jax.ShapeDtypeStruct((size, size), jnp.dtype(dtype))
-
-
-def plain(lhs, rhs):
-    return jnp.tanh(lhs @ rhs)
-
-
-def body(lhs_vmem, rhs_vmem, out_vmem):
-    out_vmem[...] = jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=out_vmem.dtype)
-
-
-def kernel(lhs, rhs):
-    out = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[1]), jnp.int32 if lhs.dtype == jnp.int8 else lhs.dtype)
-    return pl.pallas_call(body, out_shape=out)(lhs, rhs)
-
-
-def repeated(lhs, rhs):
-    for _ in range(3):
-        lhs = jnp.tanh(kernel(lhs, rhs))
-    return lhs
 
 
 def pipelined(lhs, rhs):
@@ -82,10 +51,6 @@ def pipelined(lhs, rhs):
 def pool():
     with WorkerPool(max_workers=1, time_limit_s=WAIT_S) as pool:
         yield pool
-
-
-def compile_in(pool, fn, args, target, cache=None, **options):
-    return submit_compilation(pool, fn, args, target, cache=cache, **options).result()
 
 
 def dumped():
@@ -133,31 +98,6 @@ def test_without_a_cache_it_is_compiled_each_time(pool):
     first, second = (compile_in(pool, kernel, (square(256), square(256)), V5E) for _ in range(2))
     assert not second.from_cache
     assert second.listings == first.listings
-
-
-def test_equal_operations_each_have_a_listing(pool):
-    program = compile_in(pool, repeated, (square(256), square(256)), V5E)
-    called = re.findall(r"= inlined_call [^\n]*?/\* %(\S+) =", program.listings["TLP"])
-    assert len(called) >= 3
-    assert set(called) <= set(program.listings)
-
-
-def _compiled_as_if_none_were_equal(fn, args, target):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("systolic.compiler.dump.representatives", lambda *_: {})
-        return compile_function(fn, args, target, cache=None)
-
-
-def test_operations_whose_equal_is_not_found_are_compiled_again(pool):
-    args = (square(256), square(256))
-    again = pool.submit(_compiled_as_if_none_were_equal, repeated, args, V5E).result()
-    shared = compile_in(pool, repeated, args, V5E)
-    assert again.listings.keys() == shared.listings.keys()
-    assert again.generated_code_bytes == shared.generated_code_bytes
-    # Only the names of operations and registers differ.
-    assert [len(text.splitlines()) for text in again.listings.values()] == [
-        len(shared.listings[name].splitlines()) for name in again.listings
-    ]
 
 
 @ALL
@@ -253,7 +193,7 @@ def test_a_type_the_chip_has_not_is_refused_with_its_line(pool, tmp_path, dtype,
         with pytest.raises(CompilerRefusal) as caught:
             compile_in(pool, kernel, (square(256, dtype), square(256, dtype)), target, ProgramCache(folder=tmp_path))
         assert caught.value.kind == "unsupported"
-        assert caught.value.where == f"{__file__}:{line} in body"
+        assert caught.value.where == f"{body.__code__.co_filename}:{line} in body"
 
 
 def test_an_illegal_block_is_refused(pool):
@@ -321,52 +261,6 @@ def test_a_crash_inside_the_compiler_costs_one_job(monkeypatch):
         assert "xla::jellyfish" in caught.value.stderr_tail
         monkeypatch.delenv("LIBTPU_INIT_ARGS")
         assert "TLP" in compile_in(pool, branches, (square(256), square(256)), V5E).listings
-
-
-@pytest.mark.exhaustive
-def test_the_users_flags_are_kept_and_count(monkeypatch):
-    keys = set()
-    for flags in ("", "--xla_tpu_scoped_vmem_limit_kib=1024"):
-        monkeypatch.setenv("LIBTPU_INIT_ARGS", flags)
-        with WorkerPool(max_workers=1) as pool:
-            assert flags in pool.submit(lambda: os.environ["LIBTPU_INIT_ARGS"]).result()
-            keys.add(compile_in(pool, kernel, (square(256), square(256)), V5E).key)
-    assert len(keys) == 2
-
-
-@pytest.mark.exhaustive
-def test_flags_of_a_target_count_and_reach_the_compiler(pool, tmp_path):
-    cache = ProgramCache(folder=tmp_path)
-    args = (square(1024), square(1024))
-
-    def limited(limit_kib):
-        return dataclasses.replace(V5E, flags={"xla_tpu_scoped_vmem_limit_kib": str(limit_kib)})
-
-    assert compile_in(pool, kernel, args, V5E, cache).key != compile_in(pool, kernel, args, limited(20000), cache).key
-    assert compile_in(pool, kernel, args, limited(20000), cache).from_cache
-    with pytest.raises(CompilerRefusal, match="vmem"):
-        compile_in(pool, kernel, args, limited(1024), cache)
-
-
-@pytest.mark.parametrize("value", [True, "true", "True", 1])
-def test_a_truth_value_is_spelled_as_the_flag_takes_it(pool, value):
-    """XLA's own options take True alone, those of libtpu take `true` too."""
-    flags = with_flags(chip("v5e"), {"xla_hlo_profile": value, "xla_tpu_rwb_fusion": value}).compiler_flags
-    compile_in(pool, plain, (square(256), square(256)), dataclasses.replace(V5E, flags=flags))
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"xla_tpu_no_such_flag": "1"}, "xla_tpu_no_such_flag=1: No such compile option.*LIBTPU_INIT_ARGS"),
-        ({"xla_tpu_scoped_vmem_limit_kib": "much"}, "xla_tpu_scoped_vmem_limit_kib=much: Failed to parse 'much'"),
-        ({"xla_tpu_dvfs_p_state": "9"}, "xla_tpu_dvfs_p_state=9: P-state is out of range"),
-    ],
-)
-def test_a_flag_that_the_compiler_does_not_know(pool, flags, says):
-    with pytest.raises(CompilerFlagError, match=says) as caught:
-        compile_in(pool, plain, (square(256), square(256)), dataclasses.replace(TPU7X, flags=flags))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.exhaustive

@@ -58,6 +58,15 @@ def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extent
     assert dataclasses.replace(one, way="all devices") == every
 
 
+@pytest.mark.slow
+def test_the_busiest_device_of_a_schedule_is_nearly_as_slow_as_all(pool) -> None:
+    """256 devices pass pieces on from neighbor to neighbor; what a device waits for may come from a busier one."""
+    one = simulated(pool, "all-to-all", "v5e", "16x16")
+    every = simulated(pool, "all-to-all", "v5e", "16x16", one_for_all=False)
+    assert (one.way, every.way) == ("one device for all, as slow as the slowest", "all devices")
+    assert one.time_us == pytest.approx(every.time_us, rel=0.05)
+
+
 @pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v5p", "2x2x1")])
 def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
     pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
