@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from slice_programs import (
     ALL,
+    compiled,
     in_order,
     link_bytes,
     on_tensor_cores,
@@ -56,6 +57,29 @@ def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extent
     if one.way == "all devices":  # then it would have been wrong
         assert len(every.classes) > 1 or name == "reduce-scatter"
     assert dataclasses.replace(one, way="all devices") == every
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "way", "later"),
+    [
+        ("all-gather", "one device for all", 0),
+        ("reduce-scatter", "one device for all", 0),
+        # The ring goes over links within chips and between them.
+        ("all-reduce", "one device for all, as slow as the slowest", 0.02),
+    ],
+)
+def test_one_device_represents_all_where_sparse_cores_communicate(
+    pool, monkeypatch: pytest.MonkeyPatch, name, way, later
+) -> None:
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    execute = compiled(pool, name, chip("v7x"), "2x2x1")
+    one, every = execute(), execute(one_for_all=False)
+    assert (one.way, every.way) == (way, "all devices")
+    assert one.slowest.sparse_cores
+    assert every.time_us <= one.time_us <= (1 + later) * every.time_us
+    if not later:
+        assert dataclasses.replace(one, way="all devices") == every
 
 
 @pytest.mark.slow

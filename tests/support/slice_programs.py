@@ -92,20 +92,23 @@ def function_of(name: str, blocks: int) -> tuple[ShardedFunction, jax.ShapeDtype
 
 
 def on_tensor_cores(chip_name: str) -> Chip:
-    """The chip, with flags that keep communication off the SparseCores of v7x, where all devices are executed."""
+    """Return the chip with flags that keep communication off the SparseCores of v7x."""
     work = ("all_gather", "all_reduce", "reduce_scatter") if chip_name == "v7x" else ()
     return with_flags(
         chip(chip_name), {f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "false" for kind in work}
     )
 
 
-def simulated(pool: WorkerPool, name: str, chip_name: str, extents: str, **options: Any) -> SliceRun:
-    return compiled(pool, name, chip_name, extents)(**options)
+def simulated(pool: WorkerPool, name: str, on: str | Chip, extents: str, **options: Any) -> SliceRun:
+    return compiled(pool, name, on, extents)(**options)
 
 
-def compiled(pool: WorkerPool, name: str, chip_name: str, extents: str) -> Callable[..., SliceRun]:
-    """Compiles a collective; returns what simulates it with options of `run_slice`."""
-    known = on_tensor_cores(chip_name)
+def compiled(pool: WorkerPool, name: str, on: str | Chip, extents: str) -> Callable[..., SliceRun]:
+    """Compile a collective; return what simulates it with options of `run_slice`.
+
+    On a chip that is named, TensorCores communicate.
+    """
+    known = on_tensor_cores(on) if isinstance(on, str) else on
     shape = SliceShape.parse(known, extents)
     devices = len(shape.devices)
     fn, argument = function_of(name, devices * devices if name.endswith("reduce-scatter") else devices)

@@ -22,7 +22,7 @@ from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.communication import Communications, RecordedCommunications
 from systolic.simulator.slice.identity import constants_from
 from systolic.simulator.slice.surroundings import SliceDevice, Surroundings
-from systolic.simulator.sparse_core.outside import SparseCopy, core_of_copy, core_of_signal
+from systolic.simulator.sparse_core.outside import SparseCopy
 
 _SIGN = 1 << 31
 
@@ -53,7 +53,8 @@ class Device:
         rounds: RepeatedRounds | None = None,
     ) -> None:
         self.number = number
-        self.chip, within = divmod(number, setup.chip.devices_per_chip)
+        ids = around.ids(number)
+        self.chip, within = ids // setup.chip.devices_per_chip, ids % setup.chip.devices_per_chip
         sparse = setup.chip.sparse_core
         self.images_at = constants_from(setup.chip.machine.hbm_pointer_bytes)
         self.first_sparse_core = within * (sparse.cores_per_device if sparse is not None else 0)
@@ -170,14 +171,17 @@ class Device:
         route = self._around.route(self, to)
         if not route.links:
             return False
+        amount = arriving = cast("Any", copy.amount)
+        if type(amount) is Lanes:
+            amount, arriving = self._around.first(amount.values), self._around.arriving(to, amount.values)
         target = self._around.receiver(self, to)
         receiver = target.sparse_cores
         way = route.latency_s * self._around.clock_hz
         self.communications[0].sent(label, math.ceil(copy.launched), copy.size_bytes, route)
 
         def left(end: float) -> None:
-            self.sparse_cores.land(self.first_sparse_core + core, copy.source_flag, end + self._latency, copy.amount)
-            receiver.land(core_of_copy(copy.flag), copy.flag, end + way + self._latency, copy.amount)
+            self.sparse_cores.land(self.first_sparse_core + core, copy.source_flag, end + self._latency, amount)
+            receiver.land(target.first_sparse_core + to.core, copy.flag, end + way + self._latency, arriving)
 
         pipes = self._pipes(target, copy.source, copy.destination)
         self._around.send(self, copy.time, route, copy.size_bytes, left, pipes)
@@ -195,7 +199,8 @@ class Device:
             return False
         self.communications[0].signalled(label, math.ceil(launched))
         lands = time + route.latency_s * self._around.clock_hz
-        self._around.receiver(self, to).sparse_cores.land(core_of_signal(address), address, lands, amount)
+        target = self._around.receiver(self, to)
+        target.sparse_cores.land(target.first_sparse_core + to.core, address, lands, amount)
         return True
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
@@ -209,6 +214,9 @@ class Device:
 
     def first(self, words: Sequence[Any]) -> Any:
         return self._around.first(words)
+
+    def largest(self, sizes: Sequence[int]) -> int:
+        return self._around.largest(sizes)
 
     def communications_of(self, core: int) -> Communications:
         return self.communications[core]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from systolic.simulator.hardware.lanes import DivergedError, Lanes, lane, lanes_in
+from systolic.simulator.hardware.lanes import DivergedError, Lanes, joined, lane, lanes_in
 from systolic.simulator.other_devices import RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
@@ -72,6 +72,10 @@ class OneForAll:
     def name(self, device: SliceDevice) -> str:
         return "every device"
 
+    def ids(self, number: int) -> Any:
+        """Return the ids of all devices, as lanes."""
+        return joined(range(self.count))
+
     def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
         """Return the targets, on every device, of a copy that signals a flag there."""
         return self._target(self.addresses.of_copy, word, flag)
@@ -80,11 +84,11 @@ class OneForAll:
         """Return every device's target of a signal."""
         return self._target(self.addresses.of_signal, address)
 
-    def sparse_copy_target(self, sender: int, word: int, flag: int) -> RemoteTarget:
-        raise AssertionError("programs with SparseCores are executed on all devices")
+    def sparse_copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
+        return self._target(self.addresses.of_sparse_copy, word, flag)
 
-    def sparse_signal_target(self, sender: int, address: int) -> RemoteTarget:
-        raise AssertionError("programs with SparseCores are executed on all devices")
+    def sparse_signal_target(self, sender: int, address: Any) -> RemoteTarget:
+        return self._target(self.addresses.of_sparse_signal, address)
 
     def _target(self, read: Callable[..., RemoteTarget], *words: Any) -> RemoteTarget:
         if not lanes_in(words) and self.addresses.routes is None:

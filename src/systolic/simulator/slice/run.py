@@ -71,7 +71,7 @@ def run_devices(
         run = _run_one_for_all(identity, where, facts, spans, rows, slowest_counts=slowest_counts)
         return replace(run, way=AS_THE_SLOWEST) if rows else run
 
-    if not one_for_all or setup.sparse_programs:
+    if not one_for_all:
         return run_all()
     # To execute every one of many devices would take hours.
     alike = len(where.assignment) > MAX_APART
@@ -176,11 +176,11 @@ def _run_one_for_all(
         if network.copies * count > MAX_COPIES:  # before hours of work
             raise too_many_copies(network.copies * count, MAX_COPIES, f" ({error})") from error
         raise
-    run = tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=True))
+    run = tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=False))  # those of tasks follow
     differed = around.differed or network.differed
     return DevicesRun(
         devices=(run,) * count,
-        sparse_cores=((),) * count,
+        sparse_cores=(device.sparse_cores.results(),) * count,
         communications=(tuple(device.communications),) * count,
         links=network.results(),
         iterations=max(core.iterations for core in device.cores),

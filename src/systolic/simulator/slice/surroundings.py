@@ -23,6 +23,7 @@ class SliceDevice(Protocol):
     number: int
     dma: DmaEngine
     sparse_cores: SparseCores
+    first_sparse_core: int
 
     def memory_of(self, core: int) -> Memory:
         """Return the memory of a core."""
@@ -55,6 +56,10 @@ class Surroundings(Protocol):
 
     def name(self, device: SliceDevice) -> str:
         """Name a device in messages."""
+        ...
+
+    def ids(self, number: int) -> Any:
+        """Return the id of the device that has this number, or those of all that it represents."""
         ...
 
     def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
@@ -132,6 +137,9 @@ class AllDevices:
 
     def name(self, device: SliceDevice) -> str:
         return f"device {device.number}"
+
+    def ids(self, number: int) -> int:
+        return number
 
     def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
         return self.addresses.of_copy(sender, word, flag)

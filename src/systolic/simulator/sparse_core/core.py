@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from systolic.chips import Chip
 from systolic.simulator.core_records import SparseCoreRun, SparseOpRun
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import MASK, Unknown
@@ -80,8 +81,8 @@ class SparseCore:
         self._iterations = iterations
         self._timeline = timeline
         self._counts = SparseCounts()
-        self.flags = SparseFlags(schedule)
-        self.tiles = [TileState(number=index, flags=SparseFlags(schedule)) for index in range(model.tiles_per_core)]
+        self.flags, *of_tiles = (SparseFlags(schedule, device.outside.first) for _ in range(1 + model.tiles_per_core))
+        self.tiles = [TileState(number=number, flags=flags) for number, flags in enumerate(of_tiles)]
         self._barriers: dict[int, _Barrier] = {}
         self._functions: dict[int, tuple[SparseFunction, int]] = {}  # what lies in the tiles' memory, by address
         self._program: SparseProgram | None = None
@@ -219,6 +220,10 @@ class SparseCore:
         self._device.signal_from(self.number, self._name, self.launched, time, address, amount)
 
     def copy(self, copy: SparseCopy) -> None:
+        size: Any = copy.size_bytes
+        if type(size) is Lanes:
+            copy = replace(copy, size_bytes=self._device.outside.largest(size.values))
+        self._counts.hbm_read_bytes += copy.size_bytes if copy.source == "hbm" else 0
         self._device.copy_from(self.number, self._name, copy)
 
     def table_words(self, begin: int, count: int) -> Words:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from systolic.chips import Chip
 from systolic.simulator.core_records import SparseCoreRun
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import Lanes, joined
 from systolic.simulator.hardware.memory import WORD_BYTES, Words
 from systolic.simulator.hardware.sync_flags import FLAG_MASK
 from systolic.simulator.hardware.timeline import Timeline
@@ -109,11 +111,16 @@ class SparseCores:
         end = copy.time
         for space in (copy.source, copy.destination):
             end = max(end, self._dma.cross(copy.time, copy.size_bytes)) if space == "hbm" else end
-        self.land(core_of_copy(copy.flag), copy.flag, end + self._latency, copy.amount)
-        self._core(core).flags.land(copy.source_flag & FLAG_MASK, end + self._latency, copy.amount)
+        amount: Any = copy.amount
+        if type(amount) is Lanes:
+            amount = self.outside.first(amount.values)
+        self.land(core_of_copy(copy.flag), copy.flag, end + self._latency, amount)
+        self._core(core).flags.land(copy.source_flag & FLAG_MASK, end + self._latency, amount)
 
-    def table_words(self, begin: int, count: int) -> Words:
+    def table_words(self, begin: Any, count: int) -> Words:
         """Return words of a table in HBM, from a granule on; unknown words for any other place."""
+        if type(begin) is Lanes:
+            return [joined(words) for words in zip(*(self.table_words(at, count) for at in begin.values), strict=True)]
         for pointer, words in {self.outside.images_at: self._images, **self._tables}.items():
             first = (begin - pointer) * self._granule_bytes // WORD_BYTES
             if 0 <= first < len(words):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from systolic.simulator.errors import SimulationError, check_most
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.values import MASK, Unknown
 from systolic.simulator.schedule import Schedule, Waited
 
@@ -20,9 +23,14 @@ class _Flag(Waited):
 
 
 class SparseFlags:
-    """Flags by number, each with the amounts under way to it."""
+    """Flags by number, each with the amounts under way to it.
 
-    def __init__(self, schedule: Schedule) -> None:
+    Args:
+      first: returns the amount that counts where the devices that this one represents have different ones.
+    """
+
+    def __init__(self, schedule: Schedule, first: Callable[[Sequence[Any]], Any]) -> None:
+        self._first = first
         self._flags: dict[int, _Flag] = {}
         self._schedule = schedule
 
@@ -35,7 +43,7 @@ class SparseFlags:
     def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
         """Return when the flag counts `amount`, or more unless `equal`; None if nothing under way raises it to that."""
         state = self._flag(flag)
-        target = _signed(amount)
+        target = self._signed(amount)
         landing = state.landing
         landed = 0
         count, now = state.count, time
@@ -55,7 +63,7 @@ class SparseFlags:
     def add(self, time: float, flag: int | Unknown, amount: int) -> None:
         """Add a 32-bit two's complement number to a flag."""
         state = self._landed(time, flag)
-        state.count += _signed(amount)
+        state.count += self._signed(amount)
         self._schedule.changed(state)
 
     def count(self, time: float, flag: int | Unknown) -> int:
@@ -64,7 +72,7 @@ class SparseFlags:
 
     def put(self, flag: int | Unknown, value: int) -> None:
         state = self._flag(flag)
-        state.count = _signed(value)
+        state.count = self._signed(value)
         self._schedule.changed(state)
 
     def _landed(self, time: float, flag: int | Unknown) -> _Flag:
@@ -78,6 +86,7 @@ class SparseFlags:
             raise SimulationError(f"which sync flag is meant depends on {flag.why}")
         return self._flags.setdefault(flag, _Flag())
 
-
-def _signed(word: int) -> int:
-    return ((word & MASK) ^ _SIGN) - _SIGN
+    def _signed(self, word: Any) -> int:
+        if type(word) is Lanes:
+            word = self._first(word.values)
+        return ((word & MASK) ^ _SIGN) - _SIGN

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import Lanes, joined, lane
 from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.timeline import Timeline
@@ -165,8 +167,6 @@ class SparseMachine:
             raise SimulationError("how much a copy moves, or where to, is not known")
         if isinstance(flag, Unknown) or isinstance(source_flag, Unknown):
             raise SimulationError("which flags a copy signals is not known")
-        size = granules * self._granule_bytes
-        self._counts.hbm_read_bytes += size if source == "hbm" else 0
         self._core_state.copy(
             SparseCopy(
                 time=time,
@@ -175,7 +175,7 @@ class SparseMachine:
                 source_flag=source_flag,
                 source=source,
                 destination=destination,
-                size_bytes=size,
+                size_bytes=granules * self._granule_bytes,
                 amount=1 if source_flag & COUNTS_COPIES else granules,
                 target=target,
             )
@@ -261,8 +261,12 @@ class SparseMachine:
             return COMPUTED
         return min(limit, self._lane_count)
 
-    def load(self, address: int | Unknown) -> int | Unknown:
-        return address if isinstance(address, Unknown) else self._memory.get(address, NEVER_WRITTEN)
+    def load(self, address: Any) -> Any:
+        if isinstance(address, Unknown):
+            return address
+        if type(address) is Lanes:
+            return joined([lane(self.load(of_device), number) for number, of_device in enumerate(address.values)])
+        return self._memory.get(address, NEVER_WRITTEN)
 
     def store(self, time: float, address: int | Unknown, value: int | Unknown) -> None:
         if isinstance(address, Unknown):

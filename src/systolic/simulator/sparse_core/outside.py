@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 # A remote signal's address, and the flag that a copy signals, name a core of the chip: this bit says that it is a
 # SparseCore, the bits below say which one.
@@ -45,6 +46,14 @@ class Outside(Protocol):
         """The address in HBM, in granules, at which the images of the SparseCores' programs begin."""
         ...
 
+    def largest(self, sizes: Sequence[int]) -> int:
+        """Return the size in bytes that counts where the devices that this one represents copy different sizes."""
+        ...
+
+    def first(self, words: Sequence[Any]) -> Any:
+        """Return the word that counts on this device where those that it represents have different ones."""
+        ...
+
     def sparse_copy(self, core: int, label: str, copy: SparseCopy) -> bool:
         """Send a copy to another device; False: it stays here."""
         ...
@@ -61,6 +70,12 @@ class Alone:
     """The surroundings of a single device: nothing leaves it."""
 
     chip = first_sparse_core = images_at = 0
+
+    def largest(self, sizes: Sequence[int]) -> int:
+        raise AssertionError("a device alone represents no others")
+
+    def first(self, words: Sequence[Any]) -> Any:
+        raise AssertionError("a device alone represents no others")
 
     def sparse_copy(self, core: int, label: str, copy: SparseCopy) -> bool:
         return False
