@@ -23,6 +23,7 @@ from systolic.chips import SliceShape, chip
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.simulator import SimulationError
 from systolic.simulator.errors import TooManyCopiesError
+from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.sequencer import Sequencer
 from systolic.simulator.slice import run
 from systolic.simulator.slice.routes import Routes
@@ -80,6 +81,24 @@ def test_one_device_represents_all_where_sparse_cores_communicate(
     assert every.time_us <= one.time_us <= (1 + later) * every.time_us
     if not later:
         assert dataclasses.replace(one, way="all devices") == every
+
+
+@pytest.mark.exhaustive
+def test_rounds_in_which_sparse_cores_communicate_are_skipped(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped: list[int] = []
+    skip = RepeatedRounds._skip
+
+    def noted(self: RepeatedRounds, at, handed_over) -> None:
+        skip(self, at, handed_over)
+        skipped.append(at.skipped)
+
+    monkeypatch.setattr(RepeatedRounds, "_skip", noted)
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    execute = compiled(pool, "layers", chip("v7x"), "2x2x1")
+    fast = execute()
+    assert fast.slowest.sparse_cores
+    assert min(skipped) > 0
+    assert fast == execute(remember=False)
 
 
 @pytest.mark.slow

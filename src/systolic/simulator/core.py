@@ -120,7 +120,14 @@ class Core:
         """All that it counts; see `rounds`."""
         device = self._parts.device
         communications = None if device.others is None else device.others.communications_of(self.number)
-        return device.dma.counts[self.number], self._op_totals, self._mxus, self._iterations, communications
+        sparse = device.sparse_cores.counters if self.number == 0 else ()
+        return device.dma.counts[self.number], self._op_totals, self._mxus, self._iterations, communications, sparse
+
+    def skip(self, rounds: int, cycles: int) -> None:
+        """Record as many rounds more, of so many cycles each."""
+        self.skipped_cycles += rounds * cycles
+        if self.number == 0:
+            self._parts.device.sparse_cores.skip(rounds, cycles)
 
     @property
     def waits_for(self) -> str:

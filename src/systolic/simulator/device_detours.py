@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ class DetourSequencer(Protocol):
     dma_wait_cycles: int
     iterations: IterationBudget
     parameter: Callable[[int], int]
+    segment: Callable[..., int]
     start: Callable[..., int]
     wait: Callable[..., int | None]
     add: Callable[[int, int], None]
@@ -47,11 +49,12 @@ class DetourDevice:
     devices' acts are recorded and compared with them.
     """
 
-    def __init__(self, sequencer: DetourSequencer, device: int) -> None:
+    def __init__(self, sequencer: DetourSequencer, device: int, segment: Callable[..., int]) -> None:
         self._sequencer = sequencer
         self._device = device
         self._acts: list[tuple[Any, ...]] = []
         self._stored: dict[int, Any] = {}
+        self.segment = segment
         self.parameter = sequencer.parameter
         self.iterations = sequencer.iterations
         self.too_long = sequencer.too_long
@@ -61,7 +64,9 @@ class DetourDevice:
         sequencer: DetourSequencer, others: OtherDevices, detour: Detour, time: int, jump: Lanes, values: Sequence[Any]
     ) -> Generator[int | None, None, tuple[Any, ...]]:
         """Let every device take a detour; return the time at which they are back, and registers."""
-        devices = [DetourDevice(sequencer, number) for number in range(len(jump.values))]
+        # Devices that execute a segment at the same time find the units alike.
+        segment = functools.cache(sequencer.segment)
+        devices = [DetourDevice(sequencer, number, segment) for number in range(len(jump.values))]
         results: list[tuple[Any, ...]] = []
         for number, (device, jumps) in enumerate(zip(devices, jump.values, strict=True)):
             block = detour.taken if jumps else detour.following

@@ -59,6 +59,6 @@ class DeviceSetup:
 
 def rounds_of(setup: DeviceSetup, schedule: Schedule, spans: int, network: object = None) -> RepeatedRounds | None:
     """Return the loops of programs that run together; None if all rounds are executed, as where spans are kept."""
-    if setup.repeated is None or spans:
+    if not setup.remember or spans:
         return None
     return RepeatedRounds(schedule, network, setup.repeated)

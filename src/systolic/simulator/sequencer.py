@@ -146,6 +146,12 @@ class Sequencer:
             return word.settled()
         return self._others.first(word.values) if type(word) is Lanes and self._others is not None else word
 
+    def on_any(self, predicate: Any) -> Any:
+        """Return whether a predicate holds on any device, if all may be timed as the slowest of them."""
+        if type(predicate) is not Lanes or self._others is None:
+            return predicate
+        return bool(self._others.largest(predicate.values))
+
     def general(
         self,
         time: int,

@@ -81,10 +81,10 @@ def test_a_round_s_number_may_go_anywhere_but_into_decisions(skipped: list[int])
         "%p4_p4 = scmp.ge.s32.totalorder %s7_s1, 11",  # and all after a round
     ],
 )
-def test_rounds_that_differ_later_are_executed(skipped: list[int], deciding: str) -> None:
+def test_rounds_are_skipped_until_one_differs(skipped: list[int], deciding: str) -> None:
     size = ("%s9_s9 = scalar_select %p4_p4, 64, 640", *copied("%s9_s9"))
     run = both_ways(OPERAND, deciding, *size)
-    assert skipped == []
+    assert 0 < min(skipped) <= max(skipped) < (17 if ".eq." in deciding else 11)
     late = 1 if ".eq." in deciding else 9
     assert run.hbm_read_bytes == 32 * (870 + late * 64 + (TIMES - late) * 640)
 
@@ -92,7 +92,7 @@ def test_rounds_that_differ_later_are_executed(skipped: list[int], deciding: str
 def test_the_last_round_may_differ(skipped: list[int]) -> None:
     deciding = f"%p4_p4 = scmp.eq.s32.totalorder %s7_s1, {TIMES - 1}"
     both_ways(OPERAND, deciding, "%s9_s9 = scalar_select %p4_p4, 64, 640", *copied("%s9_s9"))
-    assert skipped == []  # it is one of those that are executed at once
+    assert min(skipped) > 0
 
 
 def test_rounds_whose_size_grows_are_executed(skipped: list[int]) -> None:
@@ -166,7 +166,8 @@ def test_words_go_through_arithmetic_round_by_round() -> None:
     assert (counter + COMPUTED) is COMPUTED
     assert not probe.failed
     assert not late  # as in the present round
-    assert probe.failed
+    assert probe.alike == 2  # with the next one
+    assert not probe.failed
 
 
 @pytest.mark.parametrize("use", [bool, int, float, hash, range, "x".__mul__])

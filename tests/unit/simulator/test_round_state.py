@@ -20,7 +20,8 @@ FIXED = {
     "Core": "_identity _iterations _memory _op_totals _operands _rounds _setup _timeline memory operand_words "
     "skipped_cycles spend",
     "CoreParts": "call iterations model named_words next_round number parameter",
-    "DeviceParts": "others rounds sparse_cores",
+    "DeviceParts": "others rounds",
+    "SparseFlags": "_first _schedule",
     "Assumption": "_progression",
     "_Buffer": "last",
     "Device": "_around _latency _wait_cycles chip communications cores dma first_sparse_core images_at sparse_cores",

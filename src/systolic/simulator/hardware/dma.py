@@ -17,6 +17,7 @@ from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.dma_counts import DmaCounts
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.lanes import Lanes
+from systolic.simulator.hardware.round_words import present
 from systolic.simulator.hardware.sync_flags import FLAG_BITS, FLAG_MASK, Flag, FlagKeys, OwnFlags, SyncFlags
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.schedule import Schedule
@@ -71,8 +72,8 @@ class DmaEngine:
         self.schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] = lambda *_: None  # told of waits for labelled flags
         # Where one device represents all, and they differ: which of their sizes counts, and whose words.
-        self.largest: Callable[[Sequence[int]], int] | None = None
-        self.first: Callable[[Sequence[int]], int] | None = None
+        self.largest: Callable[[Sequence[int]], int] = max
+        self.first: Callable[[Sequence[int]], int] = operator.itemgetter(0)
         self.least_latency_cycles = 0.0  # from an act of any other program to its earliest landing here
 
     def start(
@@ -97,9 +98,9 @@ class DmaEngine:
           run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
           source_flag: signalled on this core where the copy goes to the other.
         """
+        granules = present(granules)
         time, landed = self.carry(core, time, granules, source, destination, run_bytes)
         if type(granules) is Lanes:
-            assert self.first is not None
             granules = self.first(granules.values)
         if flag & _OTHER_CORE and not flag >> _HALF:
             # A copy to the other core signals there that it has landed, and here that its source is free again.
@@ -147,7 +148,6 @@ class DmaEngine:
         """Let a core start a copy, to any place; return when the core goes on, and the copy's bytes."""
         size = granules * self._machine.granule_bytes
         if type(size) is Lanes:
-            assert self.largest is not None
             size = self.largest(size.values)
         counts = self.counts[core]
         counts.overhead_cycles += self._machine.dma_issue_cycles

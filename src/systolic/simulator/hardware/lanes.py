@@ -24,6 +24,8 @@ class DivergedError(SimulationError):
 
 def joined(values: Sequence[Any]) -> Any:
     """Return the common value of all lanes, or the lanes if they differ."""
+    if any(type(value) is RoundWords for value in values):
+        return in_each_round(lambda *of_round: joined(of_round), *values)
     first = values[0]
     kind = type(first)
     if kind is Unknown:
@@ -67,6 +69,8 @@ _memo = _Memo()
 
 def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
     """Make a function work on every lane; a function that returns several words gives the lanes of each."""
+    if any(type(operand) is RoundWords for operand in operands):
+        return in_each_round(function, *operands)
     if any(type(operand) is Unknown for operand in operands):
         if function in _SAME_IF_UNKNOWN:
             return function(*(lane(operand, 0) for operand in operands))
@@ -200,6 +204,8 @@ class Lanes:
 
 
 def lane(value: Any, number: int) -> Any:
+    if type(value) is RoundWords:
+        return in_each_round(lane, value, number)
     return value.values[number] if type(value) is Lanes else value
 
 

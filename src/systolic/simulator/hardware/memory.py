@@ -211,7 +211,9 @@ class Memory:
         size = present(size)
         for space, place in ((source, begin), (destination, first)):
             if type(place) is RoundWords and (
-                space == "smem" or isinstance(size, Unknown) or any(self.knows(space, at, size) for at in place.values)
+                space == "smem"
+                or isinstance(size, Unknown)
+                or any(self.knows(space, at, size) for at in place.places())
             ):
                 place.settled()
         now = (place.values[0] if type(place) is RoundWords else place for place in (begin, first))

@@ -2,7 +2,8 @@
 
 The first of its values is the word in the round that is executed, the n-th what it is n rounds later. Arithmetic goes
 value by value, and values that are all the same turn back into one. Any other use takes the first value, so that the
-round is executed as it would be without the others, and the probe notes that they may differ.
+round is executed as it would be without the others, and the probe notes how many rounds have the same value. A value
+may be that of all devices, as `Lanes`.
 """
 
 from __future__ import annotations
@@ -17,17 +18,25 @@ from systolic.simulator.hardware.values import Unknown
 _T = TypeVar("_T")
 
 
+ROUNDS = 256  # for which words are computed at once; in longer loops some more are executed
+
+
 class Probe:
     """The execution of some rounds for all that remain."""
 
     def __init__(self) -> None:
-        self.failed = False  # rounds may differ in more than in words that decide nothing
-        self.skips = False  # over: the rounds in between are skipped
+        self.alike = ROUNDS  # rounds that do the same, from the present one on: others may differ in what words decide
+        self.skipped = 0  # rounds; if there are any, the probe is over
 
-    def fail(self) -> None:
-        if self.skips:
+    @property
+    def failed(self) -> bool:
+        return self.alike < 2
+
+    def limit(self, alike: int) -> None:
+        """Record that so many rounds do the same, from the present one on, and others may not."""
+        if self.skipped >= alike:
             raise SimulationError("a round of a loop depends on its number, and the ones before it did not")
-        self.failed = True
+        self.alike = min(self.alike, alike)
 
 
 class RoundWords:
@@ -44,8 +53,14 @@ class RoundWords:
 
     def settled(self, *_: object) -> Any:
         """Return the present round's word where all rounds need the same."""
-        self.probe.fail()
+        first, *others = map(_key, self.values)
+        differs = (number for number, other in enumerate(others, start=1) if other != first)
+        self.probe.limit(next(differs, len(self.values)))
         return self.values[0]
+
+    def places(self) -> set[int]:
+        """Return the values of all rounds and devices."""
+        return {place for value in self.values for place in getattr(value, "values", (value,))}
 
     def __bool__(self) -> bool:
         return bool(self.settled())
@@ -92,21 +107,36 @@ def in_each_round(function: Callable[..., Any], *operands: Any) -> Any:
 def _joined(probe: Probe, values: Sequence[Any]) -> Any:
     first = values[0]
     kind = type(first)
-    if any(type(value) is not kind for value in values):
-        probe.fail()
+    if kind is Unknown and all(type(value) is kind for value in values):
         return first
-    if kind is Unknown:
+    keys = list(map(_key, values))
+    if all(key == keys[0] for key in keys):
         return first
-    if kind is int or kind is bool:
-        return first if all(value == first for value in values) else RoundWords(probe, tuple(values))
-    if any(value is not first for value in values):
-        probe.fail()
+    if all(_is_word(value) for value in values):
+        return RoundWords(probe, tuple(values))
+    probe.limit(1)
     return first
+
+
+def _key(value: Any) -> Any:
+    """Return an object that is equal where values are: the values of all devices are compared one by one."""
+    return value.key if hasattr(value, "key") else (type(value), value) if _is_word(value) else id(value)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, int) or hasattr(value, "key")
 
 
 def present(value: _T | RoundWords) -> _T:
     """Return the present round's word where all rounds need the same."""
     return value.settled() if type(value) is RoundWords else value  # type: ignore[return-value]
+
+
+def in_round(number: int, word: Any) -> Any:
+    """Return the word, or the words of a list, that a later round has."""
+    if type(word) is list:
+        return [in_round(number, item) for item in word]
+    return word.values[number] if type(word) is RoundWords else word
 
 
 def _operation(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,18 +51,25 @@ def words_differ(now: State, before: State) -> bool | None:
     return differ
 
 
-def are_next(now: State, before: State) -> bool:
-    """True if a moment is the same as one before, with the next round's words in place of those that differ."""
+def are_next(now: State, before: State, rounds: int) -> bool:
+    """True if a moment is the same as one before, with the next round's words in place of those that differ.
+
+    Words are compared in so many rounds.
+    """
     return len(now) == len(before) and all(
-        _is_next(one.value, other.value) if type(one) is Word and type(other) is Word else same_word(one, other)
+        _is_next(one.value, other.value, rounds) if type(one) is Word and type(other) is Word else same_word(one, other)
         for one, other in zip(now, before, strict=True)
     )
 
 
-def _is_next(now: Any, before: Any) -> bool:
-    if type(now) is RoundWords and type(before) is RoundWords:
-        return now.values[:-1] == before.values[1:]
+def _is_next(now: Any, before: Any, rounds: int) -> bool:
+    if type(now) is RoundWords or type(before) is RoundWords:
+        return all(map(same_word, _in_rounds(now, rounds)[:-1], _in_rounds(before, rounds)[1:]))
     return same_word(now, before)
+
+
+def _in_rounds(word: Any, rounds: int) -> Sequence[Any]:
+    return word.values[:rounds] if type(word) is RoundWords else (word,) * rounds
 
 
 def same_word(one: Any, other: Any) -> bool:

@@ -8,8 +8,8 @@ all later rounds, then by induction so are all rounds until the loop ends.
 
 Each program then begins its last round, with that round's words. Its clock is not advanced, since the programs are at
 different places, and copies are under way between them: times before that round and after it are in no relation, except
-by `skipped_cycles`, which each core adds to the times that it records. All counters grow by as much as in one round,
-times the rounds that were skipped.
+by the cycles that are skipped, which each core adds to the times that it records. All counters grow by as much as in
+one round, times the rounds that were skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
-from systolic.simulator.hardware.round_words import Probe, RoundWords
+from systolic.simulator.hardware.lanes import Lanes
+from systolic.simulator.hardware.round_words import ROUNDS, Probe, RoundWords, in_round
 from systolic.simulator.hardware.values import MASK, Unknown
 from systolic.simulator.rounds.comparison import State, are_next, same_word, words_differ
 from systolic.simulator.rounds.counters import grown, snapshot
@@ -29,7 +30,6 @@ from systolic.simulator.schedule import Schedule
 _MAX_SINGLE_TRIES = 3  # rounds that are compared with the one before, until pairs of rounds are
 _MAX_TRIES = 6  # rounds and pairs that are compared, until they are taken to differ
 _MAX_PROBED = 3  # rounds that are executed for all later ones, until they are taken to differ
-_ROUNDS = 256  # for which words are computed at once; in longer loops some more are executed
 
 Registers = tuple[Any, ...]
 _Operand = tuple[int, str, int]  # core, operation, index
@@ -38,8 +38,11 @@ _Operand = tuple[int, str, int]  # core, operation, index
 class RoundCore(Protocol):
     """A core, as far as its rounds go."""
 
-    skipped_cycles: int
     spend: Callable[[int], None]  # takes iterations off the budget
+
+    def skip(self, rounds: int, cycles: int) -> None:
+        """Record as many rounds more, each like the latest one."""
+        ...
 
     @property
     def words(self) -> dict[int, Any]:
@@ -81,7 +84,7 @@ class _Loop:
     probed_from: int | None = None  # a round
     decided: int | None = None  # the round at whose begin others are skipped, or not
     probe: Probe = field(default_factory=Probe)
-    continues: list[bool] = field(default_factory=lambda: [True] * _ROUNDS)  # whether another one follows, by round
+    continues: list[bool] = field(default_factory=lambda: [True] * ROUNDS)  # whether another one follows, by round
     skipped: int = 0  # rounds, or pairs of two
     cycles: int = 0  # of one
 
@@ -152,20 +155,21 @@ class RepeatedRounds:
                 at.stride, at.counted_from = 2, at.rounds
             return
         probed = (at.rounds - at.probed_from) // at.stride
-        if probed > 1 and before is not None and not at.probe.failed and are_next(at.state, before):
+        if probed > 1 and before is not None and not at.probe.failed and are_next(at.state, before, at.probe.alike):
             at.cycles = time - begun
             self._skip(at, handed_over)
         if at.skipped or at.probe.failed or probed > _MAX_PROBED:
             at.decided, at.state, self._probe = at.rounds, None, None
         else:
             at.counters = snapshot([self._network, self._repeated])
-        at.continues = [True] * _ROUNDS
+        at.continues = [True] * ROUNDS
         for pipe in self._pipes:
             pipe.record(ends=at.decided is not None)
 
     def _skip(self, at: _Loop, handed_over: Mapping[_Operand, Sequence[int]]) -> None:
-        last = (*at.continues[: _ROUNDS // 2], False).index(False)
-        rounds = last - 1
+        last = (*at.continues[: ROUNDS // 2], False).index(False)
+        # What a round before has decided counts from there on.
+        rounds = min(last, at.probe.alike - _MAX_PROBED) - 1
         if rounds < 1 or not self._are_handed_over_again(at, handed_over, rounds):
             return
         periods = [period for pipe in self._pipes if (period := pipe.rounds_later(at.cycles, rounds)) is not None]
@@ -174,7 +178,7 @@ class RepeatedRounds:
         for pipe, period in zip(self._pipes, periods, strict=True):
             pipe.skip(at.cycles * rounds, period)
         grown([self._network, self._repeated], at.counters, rounds)
-        at.skipped, at.probe.skips = rounds, True
+        at.skipped = at.probe.skipped = rounds
 
     def _are_handed_over_again(self, at: _Loop, calls_of: Mapping[_Operand, Sequence[int]], rounds: int) -> bool:
         """True if operands of the calls of later rounds are handed the same contents as those of the latest round."""
@@ -204,11 +208,11 @@ class RepeatedRounds:
         elif mine.rounds == at.decided:
             if at.skipped:
                 grown(list(core.counters), mine.counters, at.skipped)
-                core.skipped_cycles += at.skipped * at.cycles
+                core.skip(at.skipped, at.cycles)
                 core.spend(at.skipped * (iterations - mine.iterations))
             for address, word in core.words.items():
-                core.words[address] = _in_round(at.skipped, word)
-            registers = tuple(_in_round(at.skipped, word) for word in registers)
+                core.words[address] = in_round(at.skipped, word)
+            registers = tuple(in_round(at.skipped, word) for word in registers)
         elif at.decided is None or mine.rounds < at.decided:
             mine.iterations, mine.counters = iterations, snapshot(core.counters)
         return registers
@@ -218,15 +222,10 @@ def _in_all_rounds(probe: Probe, now: Any, before: Any) -> Any:
     """Return a word of this round and all later ones, in which it goes on as from the round before."""
     if same_word(now, before):
         return now
-    if type(now) is not int or type(before) is not int:
-        if not isinstance(now, Unknown):
-            probe.fail()
+    if isinstance(now, Unknown):
+        return now
+    if not (type(now) in (int, Lanes) and type(before) in (int, Lanes)):
+        probe.limit(1)
         return now
     step = now - before
-    return RoundWords(probe, tuple((now + number * step) & MASK for number in range(_ROUNDS)))
-
-
-def _in_round(number: int, word: Any) -> Any:
-    if type(word) is list:
-        return [_in_round(number, item) for item in word]
-    return word.values[number] if type(word) is RoundWords else word
+    return RoundWords(probe, tuple((now + number * step) & MASK for number in range(ROUNDS)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any
@@ -17,20 +17,24 @@ from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.round_words import RoundWords
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.rounds.comparison import Contents, State, Word
+from systolic.simulator.rounds.sparse_state import SPARSE_READERS
 
 # Attributes that are read, by class, and which of these are times or contain nothing but times.
 _READ: Mapping[str, tuple[str, ...]] = {
     "DmaEngine": ("pipe", "_host_free", "_flags"),
     "HbmPipe": ("free", "_busy_from", "last", "_slow", "_links_bytes_per_cycle", "left", "links_changed"),
     "SyncFlags": ("_flags",),
-    "Waited": ("waiting",),
     "_Arrival": ("name", "time", "call", "decided", "outcome"),
     "CoreCall": ("core", "time", "flags"),
     "_Lookup": ("_time", "_calls", "_begin", "_at_full_rate", "_links", "_changes", "_ended"),
     "_Begin": ("pipe_cycles", "rate", "left", "last", "cores", "represents", "pointers"),
     "Core": ("number", "_parts", "_mxus"),
     "CoreParts": ("device", "memory", "running"),
-    "DeviceParts": ("dma", "mailboxes", "meeting"),
+    "DeviceParts": ("dma", "mailboxes", "meeting", "sparse_cores"),
+    "SparseFlags": ("_flags",),
+    "SparseCopy": (
+        *("time", "launched", "flag", "source_flag", "source", "destination", "size_bytes", "amount", "target"),
+    ),
     "Assumption": ("_known",),
     "_Buffer": ("first", "size", "contents", "skip", "brought"),
     "Device": ("number",),
@@ -44,18 +48,28 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "RemoteTarget": ("device", "core", "remote", "away"),
     "RepeatedCalls": ("_operations",),
 }
-_TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_since", "_since", "since", "begins"})
+_TIMES = frozenset({"free", "_busy_from", "_host_free", "time", "_time", "busy_since", "_since", "since", "begins"}) | {
+    "launched"
+}
 # Of suspended functions and of closures.
-_TIME_VARIABLES = frozenset({"t", "time", "end", "turn"})
+_TIME_VARIABLES = frozenset({"t", "time", "begin", "end", "turn"})
 _FRAMES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("Core._call", "Core._execution", "Sequencer.run"), ()),
     "Meeting.together": ("turn", "arrival"),
     "_Lookup.outcome": ("self", "changes"),
+    "SparseCore._run": ("self", "program", "launch", "waits", "begin"),
+    "SparseCore._task": ("tile", "address", "machine", "time"),
+    "_located": (),
 }
 _COUNTS = re.compile(r"n\d+|iterations|limit|r|sequencer", re.ASCII)
 _PAST = "past"
+_EVENT = -1  # in place of a program
 _MAX_CONTENTS = 64  # words; of longer contents the identity counts
 _DIGITS = 6  # sums of rates and times differ in the last ones
+
+
+def _has_ended(program: Iterator[Any]) -> bool:
+    return isinstance(program, GeneratorType) and program.gi_frame is None
 
 
 def state_of(schedule: Any, devices: Any, network: Any, repeated: Any, base: int, registers: tuple[Any, ...]) -> State:
@@ -80,6 +94,9 @@ class _Reader:
         self._base = base
         # Nothing acts before; programs that wait go on from when they began to.
         waiting = (since for since, _ in schedule._parked.values())
+        # Of programs that have not ended: SparseCores begin others in each round.
+        programs = (number for number, program in enumerate(schedule._programs) if not _has_ended(program))
+        self._numbers = {program: number for number, program in enumerate(programs)}
         self._past = min(base, *(entry[0] for entry in schedule._entries), *waiting, base)
         self._seen: dict[int, int] = {}
         self._keep: list[Any] = []  # objects whose identities are in `_seen`
@@ -95,21 +112,27 @@ class _Reader:
         else:
             self.state.append(Word(value))
 
+    def programs(self, numbers: Iterable[int]) -> None:
+        """Read numbers of programs, or of no program."""
+        alive = (self._numbers.get(number, _EVENT) for number in numbers if number in self._numbers or number < 0)
+        self.state.append(tuple(alive))
+
     def schedule(self) -> None:
         """Read events and programs in the order in which they come."""
         schedule = self._schedule
         parked = schedule._parked
         for time, _, program, act in sorted(schedule._entries, key=lambda entry: entry[:2]):
-            self.state += (round(time - self._base, _DIGITS), program)
             if callable(act):
+                self.state.append(round(time - self._base, _DIGITS))
                 self.read(act)
-            else:
+            elif program in self._numbers:
+                self.state += (round(time - self._base, _DIGITS), self._numbers[program])
                 self.state.append(not act or parked.get(program, (0, 0))[1] == act)
         for program, (since, _) in sorted(parked.items(), key=lambda entry: entry[1][1]):
-            self.state += (program, since - self._base)
-        self.state += (schedule._running, list(schedule._woken))
-        for program in schedule._programs:
-            self._generator(program)
+            self.state += (self._numbers[program], since - self._base)
+        self.programs([schedule._running, *schedule._woken])
+        for program in self._numbers:
+            self._generator(schedule._programs[program])
 
     def read(self, value: Any, name: str = "") -> None:
         kind = type(value)
@@ -190,6 +213,8 @@ class _Reader:
                 for name, value in names.items():
                     if name == "t":
                         self.time(value)
+                    elif name == "machine":
+                        self.read(value)
                     elif not callable(value) and not _COUNTS.fullmatch(name):
                         self.word(value)
             else:
@@ -202,8 +227,12 @@ class _Reader:
 
     def flag(self, flag: Any) -> None:
         landed = [amount for time, amount in flag.landing if time <= self._past]
-        self.state += (flag.count + sum(landed), flag.label, tuple(flag.waiting))
+        self.state += (flag.count + sum(landed), getattr(flag, "label", ""))
+        self.programs(flag.waiting)
         self.state += ((time - self._base, amount) for time, amount in flag.landing if time > self._past)
+
+    def waited(self, waited: Any) -> None:
+        self.programs(waited.waiting)
 
     def mailboxes(self, mailboxes: Any) -> None:
         for box in mailboxes._boxes:
@@ -233,10 +262,14 @@ class _Reader:
         self.state.append(mxus.state_at(self._past))
 
     def memory(self, memory: Any) -> None:
-        for address in sorted(memory.scalar_words):
-            self.state.append(address)
-            self.word(memory.scalar_words[address])
+        self.words(memory.scalar_words)
         self.read(memory._buffers)
+
+    def words(self, words: Mapping[int, Any]) -> None:
+        """Read words by address or number."""
+        for address in sorted(words):
+            self.state.append(address)
+            self.word(words[address])
 
 
 _READERS: Mapping[str, Callable[[_Reader, Any], None]] = {
@@ -246,5 +279,7 @@ _READERS: Mapping[str, Callable[[_Reader, Any], None]] = {
     "Memory": _Reader.memory,
     "Mxus": _Reader.mxus,
     "Sequencer": _Reader.sequencer,
+    "Waited": _Reader.waited,
     "_Operation": _Reader.operation,
+    **SPARSE_READERS,
 }

@@ -177,7 +177,7 @@ class Device:
         target = self._around.receiver(self, to)
         receiver = target.sparse_cores
         way = route.latency_s * self._around.clock_hz
-        self.communications[0].sent(label, math.ceil(copy.launched), copy.size_bytes, route)
+        self.communications[0].sent(label, math.ceil(copy.launched) + self.skipped_cycles(0), copy.size_bytes, route)
 
         def left(end: float) -> None:
             self.sparse_cores.land(self.first_sparse_core + core, copy.source_flag, end + self._latency, amount)
@@ -197,7 +197,7 @@ class Device:
         route = self._around.route(self, to)
         if not route.links:
             return False
-        self.communications[0].signalled(label, math.ceil(launched))
+        self.communications[0].signalled(label, math.ceil(launched) + self.skipped_cycles(0))
         lands = time + route.latency_s * self._around.clock_hz
         target = self._around.receiver(self, to)
         target.sparse_cores.land(target.first_sparse_core + to.core, address, lands, amount)

@@ -13,6 +13,7 @@ from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Words
+from systolic.simulator.hardware.round_words import in_round
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import MASK, Unknown
 from systolic.simulator.schedule import Running, Schedule, Waited
@@ -81,7 +82,7 @@ class SparseCore:
         self._iterations = iterations
         self._timeline = timeline
         self._counts = SparseCounts()
-        self.flags, *of_tiles = (SparseFlags(schedule, device.outside.first) for _ in range(1 + model.tiles_per_core))
+        self.flags, *of_tiles = (SparseFlags(schedule, self._first) for _ in range(1 + model.tiles_per_core))
         self.tiles = [TileState(number=number, flags=flags) for number, flags in enumerate(of_tiles)]
         self._barriers: dict[int, _Barrier] = {}
         self._functions: dict[int, tuple[SparseFunction, int]] = {}  # what lies in the tiles' memory, by address
@@ -92,6 +93,8 @@ class SparseCore:
         self.stored_at = 0.0
         self._free_at = self.launched = 0.0
         self._ops: list[SparseOpRun] = []
+        self._skipped_ops = 0
+        self._skipped_cycles = 0  # by which the times that it records are later than those that it goes by
         self._idle, self._stores = Waited(), Waited()
 
     def launch(self, time: float, program: SparseProgram, launch: Launch) -> None:
@@ -123,7 +126,10 @@ class SparseCore:
         self._free_at = end
         self._ended += 1
         self._schedule.changed(self._idle)
-        self._ops.append(SparseOpRun(name=program.name, begin_cycles=whole(begin), end_cycles=whole(end)))
+        later = self._skipped_cycles
+        self._ops.append(
+            SparseOpRun(name=program.name, begin_cycles=whole(begin) + later, end_cycles=whole(end) + later)
+        )
         if self._timeline is not None:
             self._timeline.add("op", begin, end, program.name)
         return end
@@ -147,6 +153,9 @@ class SparseCore:
             granule_bytes=self._granule_bytes,
             lane_count=self._lane_count,
         )
+
+    def _first(self, words: Sequence[Any]) -> Any:
+        return self._device.outside.first(words)
 
     # ---- what programs ask for ----
 
@@ -236,6 +245,26 @@ class SparseCore:
     @property
     def launches(self) -> int:
         return self._launched
+
+    @property
+    def recorded_ops(self) -> int:
+        return len(self._ops)
+
+    @recorded_ops.setter
+    def recorded_ops(self, count: int) -> None:
+        """Note how many there are when rounds have been skipped."""
+        self._skipped_ops = count - len(self._ops)
+
+    def skip(self, rounds: int, cycles: int) -> None:
+        """Record as many rounds more; see `SparseCores.skip`."""
+        for words in (self.sequencer_memory, *(tile.memory for tile in self.tiles)):
+            words.update({place: in_round(rounds, word) for place, word in words.items()})
+        repeated = self._ops[len(self._ops) - self._skipped_ops // rounds :]
+        for later in range(cycles, (rounds + 1) * cycles, cycles):
+            self._ops += (
+                replace(op, begin_cycles=op.begin_cycles + later, end_cycles=op.end_cycles + later) for op in repeated
+            )
+        self._skipped_cycles += rounds * cycles
 
     def result(self) -> SparseCoreRun:
         counts, timeline = self._counts, self._timeline

@@ -14,6 +14,7 @@ from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.lanes import Lanes, joined
 from systolic.simulator.hardware.memory import WORD_BYTES, Words
+from systolic.simulator.hardware.round_words import in_round
 from systolic.simulator.hardware.sync_flags import FLAG_MASK
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
@@ -155,6 +156,17 @@ class SparseCores:
         if not 0 <= number < len(self._cores):
             raise SimulationError(f"SparseCore {number} is meant, of {len(self._cores)} that the device has")
         return self._cores[number]
+
+    @property
+    def counters(self) -> Sequence[SparseCore]:
+        """All that they count; see `rounds`."""
+        return self._cores
+
+    def skip(self, rounds: int, cycles: int) -> None:
+        """Record as many rounds more of a loop, each like the latest one, of so many cycles."""
+        self._descriptors = {core: in_round(rounds, list(words)) for core, words in self._descriptors.items()}
+        for core in self._cores:
+            core.skip(rounds, cycles)
 
     def results(self) -> tuple[SparseCoreRun, ...]:
         """Return the records of all cores that did anything."""

@@ -20,6 +20,16 @@ _MAX_UNDER_WAY = 1 << 18
 class _Flag(Waited):
     count: int = 0
     landing: list[tuple[float, int]] = field(default_factory=list)  # (time, amount), in order of time
+    is_read: bool = False  # a program has waited for it, or asked for its count
+
+    @property
+    def total(self) -> int:
+        """Return the count when all has landed."""
+        return self.count + sum(amount for _, amount in self.landing)
+
+    @total.setter
+    def total(self, total: int) -> None:
+        self.count += total - self.total
 
 
 class SparseFlags:
@@ -37,12 +47,15 @@ class SparseFlags:
     def land(self, flag: int | Unknown, time: float, amount: int) -> None:
         state = self._flag(flag)
         bisect.insort(state.landing, (time, amount))
+        if not state.is_read:
+            self._landed(self._schedule.now, flag)
         check_most(len(state.landing), _MAX_UNDER_WAY, "signals under way to one flag")
         self._schedule.changed(state)
 
     def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
         """Return when the flag counts `amount`, or more unless `equal`; None if nothing under way raises it to that."""
         state = self._flag(flag)
+        state.is_read = True
         target = self._signed(amount)
         landing = state.landing
         landed = 0
@@ -68,7 +81,9 @@ class SparseFlags:
 
     def count(self, time: float, flag: int | Unknown) -> int:
         """Return a flag's count as a 32-bit word."""
-        return self._landed(time, flag).count & MASK
+        state = self._landed(time, flag)
+        state.is_read = True
+        return state.count & MASK
 
     def put(self, flag: int | Unknown, value: int) -> None:
         state = self._flag(flag)

@@ -22,7 +22,7 @@ BRANCH = "if jump:"  # the line of a block's code that branches
 # The methods of programs that it may call; see `simulator.device_detours`.
 _MAY_CALL = (
     *("load", "store", "store_on_some", "own", "start", "wait", "early_wait", "add", "blocked"),
-    *("operand", "parameter", "lap", "too_long"),
+    *("operand", "parameter", "segment", "lap", "too_long"),
 )
 _MAX_BLOCKS = 256
 _TEXT_OR_COMMENT = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|#.*")

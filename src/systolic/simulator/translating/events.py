@@ -53,7 +53,8 @@ class EventCode:
         is_own = traits.is_wait or (
             traits.kind == "copy" and not traits.is_remote and id(instruction) not in self._followed
         )
-        return self._mentions.guarded(instruction, self._code(instruction, bundle), is_own=is_own)
+        is_sent = traits.kind == "copy" and traits.is_remote
+        return self._mentions.guarded(instruction, self._code(instruction, bundle), is_own=is_own, is_sent=is_sent)
 
     def _code(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         kind, operands = instruction.traits.kind, instruction.operands

@@ -16,12 +16,10 @@ class Mentions:
 
     Args:
       names: addresses of the program's names.
-      lanes: a word may differ from device to device; see `hardware.lanes`.
     """
 
-    def __init__(self, names: Names, *, lanes: bool = False) -> None:
+    def __init__(self, names: Names) -> None:
         self.names = names
-        self._lanes = lanes
         self.variables: set[str] = set()
 
     def dest(self, instruction: Instruction) -> str | None:
@@ -61,22 +59,30 @@ class Mentions:
         return f"True ^ {register}" if predicate.negated else register
 
     def own(self, text: str) -> str:
-        """Make code of an operand of a device's own work: with a value per device, the first one's."""
+        """Make code of an operand of a device's own work: with a value per device or round, the first one's."""
         code = self.operand(text)
-        return self._own(code, "int") if self._lanes and code.isidentifier() else code
+        return self._own(code, "int") if code.isidentifier() else code
 
     def _own(self, code: str, kind: str) -> str:
         return f"({code} if {code}.__class__ is {kind} else own({code}))"
 
-    def guarded(self, instruction: Instruction, code: list[str], *, is_own: bool = False) -> list[str]:
-        """Run code only if the instruction's predicate holds: on the first device, if it is each device's own."""
+    def guarded(
+        self, instruction: Instruction, code: list[str], *, is_own: bool = False, is_sent: bool = False
+    ) -> list[str]:
+        """Run code only if the instruction's predicate holds.
+
+        Where devices differ, the first one decides on its own work, and any one on what is sent.
+        """
         predicate = instruction.predicate
         if predicate is None or not code:
             return code
         if predicate.register is None:
             return [] if predicate.never else code
         condition = self.condition(predicate)
-        if is_own and self._lanes:
+        if is_own:
             register = self.variable(predicate.register)
             condition = "not " * predicate.negated + self._own(register, "bool")
+        elif is_sent:
+            register, truth = self.variable(predicate.register), self.truth(predicate)
+            condition = f"({condition}) if {register}.__class__ is bool else on_any({truth})"
         return [f"if {condition}:", *(f"    {line}" for line in code)]

@@ -111,7 +111,7 @@ class _Translator:
         flags = flag_names(program)
         counts = flag_counts(program, flags)
         names = Names(flags, allocations, shared=top_level, numbered=numbered, counts=counts)
-        self.mentions = Mentions(names, lanes=remote is not None)
+        self.mentions = Mentions(names)
         events = EventCode(program, self.mentions, copies, followed, shared=shared, remote=remote)
         self.code = BundleCode(self.mentions, events, alive)
         self.matrix = MatrixReader(machine)
@@ -269,7 +269,7 @@ class _Translator:
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
     *("early_wait", "send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
-    *("segment", "load", "store", "store_on_some", "own", "word", "operand", "parameter", "vector", "pushed"),
+    *("segment", "load", "store", "store_on_some", "own", "on_any", "word", "operand", "parameter", "vector", "pushed"),
     *("call", "lap", "left", "too_long", "together", "apart", "next_round", "goes_on"),
 )
 
