@@ -19,6 +19,25 @@ DATA_PARALLEL_OVERLAP = {
     "xla_tpu_enable_data_parallel_all_reduce_opt": "true",
     "xla_tpu_data_parallel_opt_different_sized_ops": "true",
 }
+REDUCE_SCATTER_LAYOUT = {
+    "xla_tpu_use_minor_sharding_for_major_trivial_input": "true",
+    "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": "1",
+    "xla_tpu_assign_all_reduce_scatter_layout": "true",
+}
+HOST_OFFLOAD = {
+    "xla_tpu_enable_all_experimental_scheduler_features": "true",
+    "xla_tpu_enable_scheduler_memory_pressure_tracking": "true",
+    "xla_tpu_host_transfer_overlap_limit": "24",
+    "xla_tpu_aggressive_opt_barrier_removal": "ENABLED",
+    "xla_lhs_prioritize_async_depth_over_stall": "ENABLED",
+    "xla_tpu_enable_ag_backward_pipelining": "true",
+    "xla_should_allow_loop_variant_parameter_in_chain": "ENABLED",
+    "xla_should_add_loop_invariant_op_in_chain": "ENABLED",
+    "xla_max_concurrent_host_send_recv": "100",
+    "xla_tpu_scheduler_percent_shared_memory_limit": "100",
+    "xla_latency_hiding_scheduler_rerun": "2",
+}
+NO_COLLECTIVE_MATMUL = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 NO_BUNDLE_COSTS = {"xla_tpu_use_bundle_aware_cost_model_for_fusions": "false"}
 # LIBTPU_INIT_ARGS of MaxText/configs/v5p/32b.sh at commit 76bd53b0f; all-gathers are not fused there.
 V5P_2023 = {

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from step_recipe import ALL_GATHER_FUSION, DATA_PARALLEL_OVERLAP, NO_BUNDLE_COSTS, V5P_2023, VMEM_LIMIT, Recipe
+from step_recipe import (
+    ALL_GATHER_FUSION,
+    DATA_PARALLEL_OVERLAP,
+    HOST_OFFLOAD,
+    NO_BUNDLE_COSTS,
+    NO_COLLECTIVE_MATMUL,
+    REDUCE_SCATTER_LAYOUT,
+    V5P_2023,
+    VMEM_LIMIT,
+    Recipe,
+)
 
 _FUSED_2048 = {
     **dict.fromkeys(("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv"), 2048),
     "block_kv_dkv_compute": 2048,
     "use_fused_bwd_kernel": True,
 }
-_OFFLOADED = "offload:query+key+value"
+_OFFLOADED = "offload:input+query+key+value"
+_WITH_RESULTS = "offload:input+out+query+key+value"  # and the results of attention's last projection
+_TRILLIUM = {**VMEM_LIMIT, **REDUCE_SCATTER_LAYOUT, **DATA_PARALLEL_OVERLAP, **ALL_GATHER_FUSION, **HOST_OFFLOAD}
 _RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
 _MAXTEXT = "AI-Hypercomputer/maxtext"
 _LONG = "not compiled to its end, which takes most of an hour; its copies to the host are simulated"
@@ -68,7 +80,7 @@ RECIPES = (
         topology="8x8",
         mesh={"fsdp": 64},
         parameters={"config": "llama3.1-70b", "batch": 2, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
-        flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        flags=_TRILLIUM,
         source=f"{_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-64/README.md",
         not_run=_LONG,
         differs="older compiler (jax 0.6.1)",
@@ -79,11 +91,11 @@ RECIPES = (
         topology_note="v6e-64",
         topology="8x8",
         mesh={"fsdp": 64},
-        parameters={"config": "llama3.1-8b", "batch": 5, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
-        flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        parameters={"config": "llama3.1-8b", "batch": 5, "seq": 8192, "remat": _WITH_RESULTS, "blocks": _FUSED_2048},
+        flags=_TRILLIUM,
         source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-64/README.md",
         not_run=_LONG,
-        differs="older compiler (jax 0.6.1)",
+        differs="older compiler (jax 0.6.1); all-reduces on SparseCores in the recipe",
     ),
     Recipe(
         chip="v6e",
@@ -91,10 +103,10 @@ RECIPES = (
         topology_note="v6e-8",
         topology="2x4",
         mesh={"fsdp": 8},
-        parameters={"config": "llama3.1-8b", "batch": 3, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
-        flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        parameters={"config": "llama3.1-8b", "batch": 3, "seq": 8192, "remat": _WITH_RESULTS, "blocks": _FUSED_2048},
+        flags={**_TRILLIUM, **NO_COLLECTIVE_MATMUL},
         source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-8/README.md",
-        differs="older compiler (jax 0.6.1)",
+        differs="older compiler (jax 0.6.1); all-reduces on SparseCores in the recipe",
     ),
     Recipe(
         chip="v7x",
@@ -175,20 +187,7 @@ RECIPES = (
                 "use_fused_bwd_kernel": True,
             },
         },
-        flags={
-            "xla_tpu_scoped_vmem_limit_kib": "61440",
-            "xla_tpu_enable_all_experimental_scheduler_features": "true",
-            "xla_tpu_enable_scheduler_memory_pressure_tracking": "true",
-            "xla_tpu_host_transfer_overlap_limit": "24",
-            "xla_tpu_aggressive_opt_barrier_removal": "ENABLED",
-            "xla_lhs_prioritize_async_depth_over_stall": "ENABLED",
-            "xla_tpu_enable_ag_backward_pipelining": "true",
-            "xla_should_allow_loop_variant_parameter_in_chain": "ENABLED",
-            "xla_should_add_loop_invariant_op_in_chain": "ENABLED",
-            "xla_max_concurrent_host_send_recv": "100",
-            "xla_tpu_scheduler_percent_shared_memory_limit": "100",
-            "xla_latency_hiding_scheduler_rerun": "2",
-        },
+        flags={"xla_tpu_scoped_vmem_limit_kib": "61440", **HOST_OFFLOAD},
         source=f"{_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
         not_run="not compiled to its end",
         differs="older compiler; experts are chosen by top-k in place of random numbers, but as evenly; a product "
