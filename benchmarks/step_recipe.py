@@ -37,6 +37,21 @@ HOST_OFFLOAD = {
     "xla_tpu_scheduler_percent_shared_memory_limit": "100",
     "xla_latency_hiding_scheduler_rerun": "2",
 }
+# That the recipes of v7x share: XLA's collectives run on SparseCores.
+SPARSE_CORE_COLLECTIVES = {
+    "xla_tpu_bf16_emission_mode": "NATIVE_EMISSION",
+    "xla_tpu_enable_sparse_core_reduce_scatter_v2": "true",
+    **{
+        f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "true"
+        for kind in ("all_gather", "2d_all_gather", "3d_all_gather", "all_reduce", "reduce_scatter")
+    },
+    "xla_tpu_use_single_sparse_core_for_all_gather_offload": "true",
+    "xla_tpu_enable_all_gather_offload_tracing": "true",
+    "xla_tpu_use_tc_device_shape_on_sc": "true",
+    "xla_sc_disable_megacore_partitioning": "true",
+    "xla_enable_async_all_gather": "true",
+    "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+}
 NO_COLLECTIVE_MATMUL = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 NO_BUNDLE_COSTS = {"xla_tpu_use_bundle_aware_cost_model_for_fusions": "false"}
 # LIBTPU_INIT_ARGS of MaxText/configs/v5p/32b.sh at commit 76bd53b0f; all-gathers are not fused there.

@@ -15,6 +15,7 @@ from step_recipe import (
     NO_BUNDLE_COSTS,
     NO_COLLECTIVE_MATMUL,
     REDUCE_SCATTER_LAYOUT,
+    SPARSE_CORE_COLLECTIVES,
     V5P_2023,
     VMEM_LIMIT,
     Recipe,
@@ -128,9 +129,8 @@ RECIPES = (
         },
         flags={
             "xla_tpu_scoped_vmem_limit_kib": "65536",
-            "xla_tpu_bf16_emission_mode": "NATIVE_EMISSION",
-            "xla_enable_async_all_gather": "true",
-            "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+            **SPARSE_CORE_COLLECTIVES,
+            "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true",
             "xla_tpu_enable_latency_hiding_layer_scheduler": "true",
             "xla_tpu_enable_layer_scheduler_for_dependent_collectives": "true",
             "xla_tpu_enable_sparse_core_collective_aggregator": "true",  # the layer scheduler requires it
@@ -139,16 +139,29 @@ RECIPES = (
         source=f"{_RECIPES}/ironwood/gemma4-4b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         not_run="not compiled to its end",
         differs="layers alike are a loop, in which keys and values that no layer shares get gradients of zero; JAX's "
-        "splash attention in place of tokamax'; queries are scaled; in the recipe scatters and collectives run on "
-        "SparseCores",
+        "splash attention in place of tokamax'; queries are scaled; in the recipe scatters run on SparseCores",
     ),
     Recipe(
         chip="v7x",
         op="llama3.1-405b bf16 train step",
         topology="4x8x8",
         mesh={"fsdp": 512},
-        parameters={"config": "llama3.1-405b", "batch": 3, "seq": 8192, "remat": "offload:down", "loss_chunks": 4},
-        source=f"{_RECIPES}/ironwood/README.md",
+        parameters={
+            "config": "llama3.1-405b",
+            "batch": 3,
+            "seq": 8192,
+            "remat": "offload:input+down",
+            "loss_chunks": 4,
+            "blocks": {**_FUSED_2048, "block_kv_compute": 1024, "block_kv_dkv_compute": 512},
+        },
+        flags={
+            "xla_tpu_scoped_vmem_limit_kib": "65536",
+            **SPARSE_CORE_COLLECTIVES,
+            "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "false",
+            "xla_tpu_enable_sparse_core_offload_queuing_in_lhs": "true",
+            "xla_tpu_enable_ici_ar_pipelining": "true",
+        },
+        source=f"{_RECIPES}/ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8/run_recipe.sh",
         not_run=_LONG,
         differs="keys and values stay on the device in the recipe; moments of 16 bits",
     ),
@@ -164,10 +177,16 @@ RECIPES = (
             "remat": "query+key+value+context",
             "blocks": _FUSED_2048,
         },
-        flags={"xla_tpu_scoped_vmem_limit_kib": "61440"},
-        source=f"{_RECIPES}/ironwood/README.md",
+        flags={
+            "xla_tpu_scoped_vmem_limit_kib": "61440",
+            "xla_tpu_bf16_emission_mode": "NATIVE_EMISSION",
+            "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
+            "xla_tpu_use_single_sparse_core_for_all_gather_offload": "true",
+        },
+        source=f"{_RECIPES}/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         not_run="not compiled to its end",
-        differs="older compiler (jax 0.8.2); collectives on SparseCores and first moments of 16 bits in the recipe",
+        differs="older compiler (jax 0.8.2); JAX's splash attention in place of tokamax'; first moments of 16 bits in the "
+        "recipe",
     ),
     Recipe(
         chip="v7x",
@@ -187,12 +206,17 @@ RECIPES = (
                 "use_fused_bwd_kernel": True,
             },
         },
-        flags={"xla_tpu_scoped_vmem_limit_kib": "61440", **HOST_OFFLOAD},
+        flags={
+            "xla_tpu_scoped_vmem_limit_kib": "61440",
+            "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
+            "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
+            "xla_tpu_use_single_sparse_core_for_all_gather_offload": "true",
+            **HOST_OFFLOAD,
+        },
         source=f"{_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
         not_run="not compiled to its end",
         differs="older compiler; experts are chosen by top-k in place of random numbers, but as evenly; a product "
-        "looks up tokens; JAX's splash attention and megablox in place of tokamax' kernels; no loss balances "
-        "experts; the recipe's collectives run on SparseCores",
+        "looks up tokens; JAX's splash attention and megablox in place of tokamax' kernels; no loss balances experts",
     ),
     Recipe(
         chip="v5p",

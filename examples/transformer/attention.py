@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import flash_attention as flash
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from .config import Config
 from .sharding import Sharding
 
+_CONTEXT = "context"  # as `Config.remat` names it
 _BLOCK = 512  # of splash attention, if the config names none
 # Rows of flash attention's blocks, from MaxText/layers/attentions.py of commit 76bd53b0f.
 _FLASH_BLOCKS = {
@@ -26,13 +28,19 @@ _FLASH_BATCH = 2  # sequences of a block, from the same file
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
-    """Return the attention of each token to itself and those before: (batch, sequence, heads, head_dim)."""
+    """Return the attention of each token to itself and those before: (batch, sequence, heads, head_dim).
+
+    If the backward pass keeps "context", splash attention's logarithms of sums are kept with it, as MaxText has it:
+    else its forward kernel would run again for them.
+    """
     if config.attention == "plain":
-        return plain_attention(query, key, value, jnp.arange(query.shape[1]), config.window)
+        context = plain_attention(query, key, value, jnp.arange(query.shape[1]), config.window)
+        return checkpoint_name(context, _CONTEXT)
     cut = sharding.spec("batch", None, "heads", None)
     kernel = flash_attention if config.attention == "flash" else splash_attention
     local = sharding.on_parts(lambda q, k, v: kernel(q, k, v, config), (cut, cut, cut), cut)
-    return local(query, key, value)
+    context = local(query, key, value)
+    return checkpoint_name(context, _CONTEXT) if config.attention == "flash" else context
 
 
 def flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config: Config) -> jax.Array:
@@ -64,6 +72,7 @@ def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config:
             block_sizes=_blocks(length, config),
             head_shards=1,
             q_seq_shards=1,
+            residual_checkpoint_name=_CONTEXT,
         )
     by_head = ((query / math.sqrt(config.key_dim)).astype(query.dtype), key, value)
     context: Any = jax.vmap(kernel)(*(operand.swapaxes(1, 2) for operand in by_head))

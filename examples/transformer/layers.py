@@ -122,7 +122,7 @@ def layer(
     with jax.named_scope("attention"):
         before = normed(x, weights, "attention_norm", config)
         query, key, value = projections(before, weights, jnp.arange(x.shape[1]), config, shared)
-        context = checkpoint_name(attend(query, key, value, config, sharding), "context")
+        context = attend(query, key, value, config, sharding)
         out = checkpoint_name(project(context, weights["out"], "bshf,hfd->bsd"), "out")
         x += normed(out, weights, "attention_out_norm", config)
         x = sharding.constrain(x, "batch", "sequence", "residual")

@@ -157,6 +157,26 @@ def test_what_devices_read_in_other_orders_takes_all_as_long(
     assert max(read) == pytest.approx(max(read_by_one), rel=0.01)
 
 
+def test_code_and_copies_of_some_devices_alone(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the devices shift lanes, since their part does not begin with a register, and the last copies less."""
+
+    def summed(x: jax.Array) -> jax.Array:
+        rows, columns = x.shape
+        whole = jnp.zeros((rows, columns * lax.axis_size(ALL)), x.dtype)
+        return lax.psum(lax.dynamic_update_slice(whole, x, (0, columns * lax.axis_index(ALL))), ALL)
+
+    fn = ShardedFunction(fn=summed, mesh=in_order, in_specs=(PartitionSpec(None, ALL),), out_specs=PartitionSpec())
+    known, shape = chip("v6e"), SliceShape.parse(chip("v6e"), "2x4")
+    argument = jax.ShapeDtypeStruct((4096, 64 * 8), jnp.bfloat16)
+    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
+    prepared = prepare_program(program, known)
+    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    one = prepared.run_slice(shape, program.assignment, chip=known)
+    assert (one.way, every.way) == ("one device for all, as slow as the slowest", "all devices")
+    assert one.time_us == pytest.approx(every.time_us, rel=0.01)
+
+
 def test_devices_that_find_their_partners_by_branches_go_on_together(pool) -> None:
     one = simulated(pool, "collective-permute of pairs", "v6e", "4x8")
     every = simulated(pool, "collective-permute of pairs", "v6e", "4x8", one_for_all=False)
