@@ -95,7 +95,6 @@ RECIPES = (
         parameters={"config": "llama3.1-8b", "batch": 5, "seq": 8192, "remat": _WITH_RESULTS, "blocks": _FUSED_2048},
         flags=_TRILLIUM,
         source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-64/README.md",
-        not_run=_LONG,
         differs="older compiler (jax 0.6.1); all-reduces on SparseCores in the recipe",
     ),
     Recipe(
