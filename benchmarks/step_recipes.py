@@ -183,7 +183,6 @@ RECIPES = (
             "xla_tpu_use_single_sparse_core_for_all_gather_offload": "true",
         },
         source=f"{_RECIPES}/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
-        not_run="not compiled to its end",
         differs="older compiler (jax 0.8.2); JAX's splash attention in place of tokamax'; first moments of 16 bits in "
         "the recipe",
     ),
