@@ -145,6 +145,16 @@ def test_a_step_copies_what_it_keeps_on_the_host_there_and_back(tmp_path: Path) 
     assert core.host_bytes == 2 * layers * tokens * (heads + kv_heads) * head_dim * 2
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("remat", "kernels"), [("full", 2), ("context", 1)])
+def test_attention_does_not_run_again_where_its_context_is_kept(tmp_path: Path, remat: str, kernels: int) -> None:
+    file = tmp_path / "step.json"
+    attention = ("--param", "attention=splash", "--param", "head_dim=128", "--seq", "256")
+    assert main(["step", f"{EXAMPLE}:train", *ON, *SMALL, *attention, "--remat", remat, "--json", str(file)]) == 0
+    run = StepRun.from_json(json.dumps(json.loads(file.read_text())["rows"][0]["run"]))
+    assert sum("splash_mha_fwd" in op.name for op in run.run.cores[0].ops) == kernels
+
+
 def test_any_function_is_grouped_by_its_own_names() -> None:
     def step(x: jax.Array, w: jax.Array) -> jax.Array:
         with jax.named_scope("first"):
