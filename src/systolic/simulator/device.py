@@ -53,7 +53,7 @@ class DeviceModel:
         sparse_cores = SparseCores(
             chip,
             setup.sparse_programs,
-            setup.hlo.launches if setup.hlo is not None else (),
+            setup.hlo.launch_orders if setup.hlo is not None else (),
             dma,
             schedule,
             IterationBudget(setup.max_iterations),

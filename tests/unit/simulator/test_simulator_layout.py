@@ -118,4 +118,4 @@ def test_starts_of_sparse_cores_are_numbered_from_the_entry_on() -> None:
         return f"{header} (p: f32[8]) -> f32[8] {{\n{''.join(starts)}}}\n\n"
 
     text = computation("%forward", "a", "b") + computation("%backward", "c") + computation("ENTRY %main", "d", "e")
-    assert parse_hlo(f"HloModule jit_step\n\n{text}").launches == ("d", "e", "c", "a", "b")
+    assert parse_hlo(f"HloModule jit_step\n\n{text}").launch_orders == (tuple("decab"), tuple("cabde"))

@@ -108,7 +108,7 @@ def program(name: str, bundles: int):
 
 def test_a_launch_is_told_by_size_then_by_its_number_in_the_schedule() -> None:
     programs = [program(*each) for each in (("sc-start.0", 4), ("sc-start.0 again", 4), ("a", 7), ("b", 9), ("c", 9))]
-    find = programs_by_launch(programs, ["c", "a", "b"])
+    find = programs_by_launch(programs, [["c", "a", "b"]])
     assert find(launch(1, 7)).name == "a"
     assert [find(launch(number, 9)).name for number in (0, 2)] == ["c", "b"]
     nobody = 0xFFFFFFFF
@@ -119,6 +119,16 @@ def test_a_launch_is_told_by_size_then_by_its_number_in_the_schedule() -> None:
         find(launch(1, 9))
     with pytest.raises(SimulationError, match="8 granules"):
         find(launch(0, 8))
+
+
+def test_sizes_tell_how_programs_are_numbered() -> None:
+    programs = [program(*each) for each in (("a", 7), ("b", 9), ("c", 9), ("d", 7))]
+    orders = (["a", "b", "c", "d"], ["c", "d", "a", "b"])
+    second = programs_by_launch(programs, orders)
+    assert [second(launch(number, 9)).name for number in (0, 3)] == ["c", "b"]  # 0 is of 7 granules in the first order
+    assert second(launch(1, 7)).name == "d"
+    first = programs_by_launch(programs, orders)
+    assert first(launch(0, 7)).name == "a"
 
 
 @pytest.mark.parametrize("negated", ["", "!"])

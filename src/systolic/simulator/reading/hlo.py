@@ -53,11 +53,20 @@ class TopLevelHlo:
     results: int | None = None  # how many arrays the program returns as a tuple; None: one, and no tuple
     # Results that take the memory of a parameter, by number, and that parameter's number.
     aliases: Mapping[int, int] = field(default_factory=dict)
-    # Names of the instructions that start SparseCores, in the order in which their programs are numbered: as scheduled,
-    # in the entry computation (the last one in the text) first, then in loops' bodies, from the last to the first.
-    launches: tuple[str, ...] = ()
+    # Names of the instructions that start SparseCores, as scheduled: those of the entry computation, which is the last
+    # one in the text, then of each loop's body, from the last to the first.
+    launches: tuple[tuple[str, ...], ...] = ()
     module: str = ""  # the module's name, such as "jit_f"
     kinds: OperationKinds = field(default_factory=OperationKinds)  # opcodes, and what fusions are made of
+
+    @property
+    def launch_orders(self) -> tuple[tuple[str, ...], ...]:
+        """Return the orders in which programs of SparseCores may be numbered.
+
+        The entry's come first, or with libtpu 0.0.50 last.
+        """
+        entry, bodies = self.launches[:1], self.launches[1:]
+        return tuple(tuple(itertools.chain.from_iterable(order)) for order in ((*entry, *bodies), (*bodies, *entry)))
 
     def flops(self, instruction: str) -> int | None:
         """Return the FLOPs of one call's matrix products; None if it has none, or the text does not say."""
@@ -139,7 +148,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
         scopes=scopes,
         results=results,
         aliases=_aliases(text.partition("\n")[0], len(parameters)),
-        launches=tuple(itertools.chain.from_iterable(reversed(launches))),
+        launches=tuple(map(tuple, reversed(launches))),
         module=module[1] if module is not None else "",
         kinds=kinds,
     )

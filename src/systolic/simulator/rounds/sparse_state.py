@@ -80,8 +80,9 @@ def _machine(reader: Reader, machine: Any) -> None:
 
 
 def _flag(reader: Reader, flag: Any) -> None:
-    if flag.is_read:  # else its count decides nothing
+    if flag.decides:  # else its count has decided nothing in this round
         reader.flag(flag)
+    flag.decides = False
 
 
 def _launch(reader: Reader, launch: Any) -> None:

@@ -41,7 +41,7 @@ class SparseCores:
     """All SparseCores of a device, as its TensorCores see them.
 
     Args:
-      programs: programs that may be launched; `order` names them in the schedule's order.
+      programs: programs that may be launched; `orders` name them as they may be numbered.
       schedule: runs the programs.
       outside: the rest of the slice.
       images: HBM bytes of the programs, each after the tables that it looks up; empty: not known.
@@ -52,7 +52,7 @@ class SparseCores:
         self,
         chip: Chip,
         programs: Sequence[SparseProgram],
-        order: Sequence[str],
+        orders: Sequence[Sequence[str]],
         dma: DmaEngine,
         schedule: Schedule,
         iterations: IterationBudget,
@@ -68,7 +68,7 @@ class SparseCores:
         self._granule_bytes = chip.machine.granule_bytes
         self._latency = chip.machine.dma_latency_cycles
         names = {program.name for program in programs}
-        self._programs = programs_by_launch(programs, [name for name in order if name in names])
+        self._programs = programs_by_launch(programs, [[name for name in order if name in names] for order in orders])
         self._cores = [
             SparseCore(number, chip, dma, schedule, self, iterations, Timeline(spans) if spans else None)
             for number in range(count)

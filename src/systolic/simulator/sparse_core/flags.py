@@ -21,6 +21,7 @@ class _Flag(Waited):
     count: int = 0
     landing: list[tuple[float, int]] = field(default_factory=list)  # (time, amount), in order of time
     is_read: bool = False  # a program has waited for it, or asked for its count
+    decides: bool = False  # and has done so since the state was last compared; see `rounds`
 
     @property
     def total(self) -> int:
@@ -55,7 +56,7 @@ class SparseFlags:
     def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
         """Return when the flag counts `amount`, or more unless `equal`; None if nothing under way raises it to that."""
         state = self._flag(flag)
-        state.is_read = True
+        state.is_read = state.decides = True
         target = self._signed(amount)
         landing = state.landing
         landed = 0
@@ -82,7 +83,7 @@ class SparseFlags:
     def count(self, time: float, flag: int | Unknown) -> int:
         """Return a flag's count as a 32-bit word."""
         state = self._landed(time, flag)
-        state.is_read = True
+        state.is_read = state.decides = True
         return state.count & MASK
 
     def put(self, flag: int | Unknown, value: int) -> None:

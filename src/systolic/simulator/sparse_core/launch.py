@@ -55,16 +55,19 @@ class Launch:
         return {0: chip, **{_AT + place: word for place, word in enumerate(self.words)}}
 
 
-def programs_by_launch(programs: Sequence[SparseProgram], order: Sequence[str]) -> Callable[[Launch], SparseProgram]:
+def programs_by_launch(
+    programs: Sequence[SparseProgram], orders: Sequence[Sequence[str]]
+) -> Callable[[Launch], SparseProgram]:
     """Find a launch's program: by its size, and by its number if several have that size.
 
     Args:
       programs: all, in the order of compilation.
-      order: names of launched programs, in the schedule's order.
+      orders: names of launched programs by number, for each way of numbering them. Sizes tell which one it is.
     """
     starts = [program for program in programs if program.name.startswith(_START)]
     others = [program for program in programs if not program.name.startswith(_START)]
     seen: list[int] = []
+    possible = list(orders)
 
     def find(launch: Launch) -> SparseProgram:
         if launch.number == MASK or launch.granules == IMAGE_GRANULES:
@@ -74,12 +77,13 @@ def programs_by_launch(programs: Sequence[SparseProgram], order: Sequence[str]) 
                 return starts[seen.index(launch.code)]
             raise SimulationError("a SparseCore is set up by a program of which there is no listing")
         sized = [program for program in others if program.granules == launch.code_granules]
+        by_name = {program.name: program for program in sized}
+        fitting = [order for order in possible if launch.number < len(order) and order[launch.number] in by_name]
+        if fitting:
+            possible[:] = fitting
+            return by_name[fitting[0][launch.number]]
         if len(sized) == 1:
             return sized[0]
-        named = order[launch.number] if launch.number < len(order) else None
-        for program in sized:
-            if program.name == named:
-                return program
         raise SimulationError(
             f"a SparseCore is to run program {launch.number} of {launch.granules} granules, "
             f"which is none of {', '.join(f'{other.name} ({other.granules})' for other in others) or 'no listings'}"
