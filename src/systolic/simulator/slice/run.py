@@ -22,7 +22,8 @@ from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_t
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
-# Up to this number of devices all are executed, even if one as slow as the slowest could represent them.
+# Up to this number of devices all are executed, even if one as slow as the slowest could represent them. With
+# SparseCores up to twice as many: the slowest one's sum over 32 devices takes 1.9 % longer than that of all.
 MAX_APART = 16
 AS_THE_SLOWEST: Way = "one device for all, as slow as the slowest"
 
@@ -74,7 +75,7 @@ def run_devices(
     if not one_for_all:
         return run_all()
     # To execute every one of many devices would take hours.
-    alike = len(where.assignment) > MAX_APART
+    alike = len(where.assignment) > MAX_APART * (2 if setup.sparse_programs else 1)
     try:
         identity = with_tables(contents.of_all(setup), where, facts)
     except DivergedError:
