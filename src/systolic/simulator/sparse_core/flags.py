@@ -14,6 +14,7 @@ from systolic.simulator.schedule import Schedule, Waited
 
 _SIGN = 1 << 31
 _MAX_UNDER_WAY = 1 << 18
+_MAX_UNREAD = 1 << 10  # of which the time is kept, while no program has read the flag
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class SparseFlags:
     def land(self, flag: int | Unknown, time: float, amount: int) -> None:
         state = self._flag(flag)
         bisect.insort(state.landing, (time, amount))
-        if not state.is_read:
+        if not state.is_read and len(state.landing) > _MAX_UNREAD:
             self._landed(self._schedule.now, flag)
         check_most(len(state.landing), _MAX_UNDER_WAY, "signals under way to one flag")
         self._schedule.changed(state)
