@@ -83,6 +83,16 @@ def test_one_device_represents_all_where_sparse_cores_communicate(
         assert dataclasses.replace(one, way="all devices") == every
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("extents", "later"), [("2x2x4", 0.02), ("4x4x4", 0.01)])
+def test_many_devices_whose_sparse_cores_communicate(pool, monkeypatch: pytest.MonkeyPatch, extents, later) -> None:
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    execute = compiled(pool, "all-reduce", chip("v7x"), extents)
+    one, every = execute(), execute(one_for_all=False)
+    assert one.way == "one device for all, as slow as the slowest"
+    assert every.time_us <= one.time_us <= (1 + later) * every.time_us
+
+
 @pytest.mark.exhaustive
 def test_rounds_in_which_sparse_cores_communicate_are_skipped(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     skipped: list[int] = []
