@@ -238,10 +238,11 @@ class Sequencer:
         words = [self._memory.load(source + word) for word in range(granules * self._granule_words)]
         self._sparse_cores.describe(self._core, words, launches=True)
         program, local = self._translation.name, (1 << _LOCAL_FLAG) - 1
-        # A wait for the copy counts it once on either flag, whatever its size.
-        goes_on = self._dma.start(self._core, program, time, source_flag & local, 1, "smem", "hbm", 0)
+        goes_on, carried = self._dma.carry(self._core, time, 1, "smem", "hbm", 0)
         landed = goes_on + self._dma_latency_cycles
-        self._dma.land(self._core, program, flag >> _LOCAL_FLAG, landed, 1)
+        for number, end in ((source_flag & local, carried), (flag >> _LOCAL_FLAG, landed)):
+            if number:  # with libtpu 0.0.50 only one is named
+                self._dma.land(self._core, program, number, end, 1)  # a wait counts it once, whatever its size
         self._sparse_cores.offer(self._core, landed, flag >> _SPARSE_COPY_NUMBER & 3)
         return goes_on
 
