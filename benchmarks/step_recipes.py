@@ -29,6 +29,10 @@ _FUSED_2048 = {
 _OFFLOADED = "offload:input+query+key+value"
 _WITH_RESULTS = "offload:input+out+query+key+value"  # and the results of attention's last projection
 _TRILLIUM = {**VMEM_LIMIT, **REDUCE_SCATTER_LAYOUT, **DATA_PARALLEL_OVERLAP, **ALL_GATHER_FUSION, **HOST_OFFLOAD}
+_MAXTEXT_OFFLOADED = ("decoder_layer_input", "out_proj", "query_proj", "key_proj", "value_proj")
+_MAXTEXT_BLOCKS = tuple(
+    f"sa_block_{block}" for block in ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+)
 _RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
 _MAXTEXT = "AI-Hypercomputer/maxtext"
 _LONG = "not compiled to its end, which takes most of an hour; its copies to the host are simulated"
@@ -272,9 +276,7 @@ RECIPES = (
         rate_tflops=156.0,
         attention_counted=0.0,
         source=f"{_MAXTEXT}@281e04bf3:MaxText/configs/1xv4-128.sh",
-        not_run="refused: BarnaCores run its asynchronous all-gathers, and their programs are not known; without the "
-        "flag devices differ in the lookup's all-to-all, and together send over 2 million copies",
-        differs=_BIASED,
+        differs=f"{_BIASED}; BarnaCores carry its all-gathers, whose programs are assumed",
     ),
 )
 
@@ -282,14 +284,73 @@ RECIPES = (
 MAXTEXT_RECIPES = (
     Recipe(
         chip="v5p",
+        op="maxtext scale 32b",
+        topology="4x4x4",
+        mesh={"fsdp": 16, "tensor": 4},
+        parameters={
+            "config": "default",
+            "batch": 8,
+            "seq": 2048,
+            "global_parameter_scale": 32,
+            "use_iota_embed": True,
+            "remat_policy": "minimal",
+            # The model of base.yml at the recipe's commit: attention and MLP read the same normed values.
+            "decoder_block": "default",
+            "base_emb_dim": 2560,
+            "base_num_query_heads": 8,
+            "base_num_kv_heads": 8,
+            "base_mlp_dim": 8192,
+            "head_dim": 256,
+            "mlp_activations": ["relu"],
+            "logits_via_embedding": True,
+            "vocab_size": 32_768,
+        },
+        is_maxtext=True,
+        # libtpu 0.0.50.1 fuses all-gathers on v5e alone.
+        flags={**V5P_2023, "xla_tpu_enable_async_collective_fusion": "false"},
+        rate_tflops=328.0,
+        attention_counted=0.5,
+        source=f"{_MAXTEXT}@76bd53b0f:MaxText/configs/v5p/32b.sh",
+        differs="newer MaxText (0.2.5: splash attention in blocks of 512) and compiler",
+    ),
+    Recipe(
+        chip="v6e",
+        op="llama3.1-8b train step",
+        topology_note="v6e-8",
+        topology="2x4",
+        mesh={"fsdp": 8},
+        parameters={
+            "config": "llama3.1-8b",
+            "batch": 3,
+            "seq": 8192,
+            "use_iota_embed": True,
+            "remat_policy": "custom",
+            **dict.fromkeys(_MAXTEXT_OFFLOADED, "offload"),
+            **dict.fromkeys(_MAXTEXT_BLOCKS, 2048),
+            "sa_use_fused_bwd_kernel": True,
+        },
+        is_maxtext=True,
+        # libtpu 0.0.50.1 refuses to fuse all-gathers on v6e.
+        flags={**_TRILLIUM, **NO_COLLECTIVE_MATMUL, "xla_tpu_enable_async_collective_fusion": "false"},
+        source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-8/README.md",
+        differs="newer MaxText (0.2.5) and compiler (jax 0.6.1 in the recipe), which fuses no all-gathers on v6e; "
+        "all-reduces on SparseCores in the recipe",
+    ),
+    Recipe(
+        chip="v5p",
         op="deepseek2-16b train step",
         topology="2x2x1",
         mesh={"fsdp": 4},
         parameters={"config": "deepseek2-16b", "batch": 24, "seq": 2048},
         is_maxtext=True,
+        # How libtpu 0.0.50.1 hands programs to v5p's SparseCores is not known.
+        flags={
+            "xla_tpu_offload_gather_to_sparsecore": "false",
+            "xla_tpu_enable_offloading_scatter_to_sparsecore": "false",
+        },
         source="maxtext==0.2.5:maxtext/configs/base.yml, models/deepseek2-16b.yml",
-        unsupported="XLA gathers rows on SparseCores, and how libtpu 0.0.50.1 hands them programs on v5p is not known",
-        differs="newer MaxText and compiler; tokens of each expert drawn at random, evenly",
+        differs="newer MaxText (0.2.5) and compiler, which is told to gather rows without SparseCores; tokens of each "
+        "expert drawn at random, evenly",
     ),
 )
 

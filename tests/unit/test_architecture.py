@@ -65,8 +65,8 @@ PARTS = [
     "records",
 ]
 PARTS += ["collector", "results", "op_totals", "source_lines", "traits", "assumptions", "translating", "sparse_core"]
-PARTS += ["other_devices", "device_detours", "meeting", "rounds", "core_parts", "sequencer", "executed_alone"]
-PARTS += ["repeated_calls", "device_setup", "operands"]
+PARTS += ["other_devices", "barna_cores", "device_detours", "meeting", "rounds", "core_parts", "sequencer"]
+PARTS += ["executed_alone", "repeated_calls", "device_setup", "operands"]
 PARTS += ["core_results", "core", "device", "slice", "run", "preparation", "__init__"]
 
 MAX_LINES = 300

@@ -8,6 +8,7 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.assumptions import Assumption
+from systolic.simulator.barna_cores import BarnaCores
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
@@ -36,6 +37,7 @@ class DeviceParts:
     dma: DmaEngine
     mailboxes: Mailboxes
     sparse_cores: SparseCores
+    barna_cores: BarnaCores
     meeting: Meeting[Any, Any]
     others: OtherDevices | None = None
     rounds: RepeatedRounds | None = None  # of the top-level program's loops; None: all are executed

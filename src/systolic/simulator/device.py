@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from systolic.simulator.barna_cores import BarnaCores
 from systolic.simulator.core import Core
 from systolic.simulator.core_parts import DeviceParts
 from systolic.simulator.device_setup import DeviceSetup
@@ -67,6 +68,7 @@ class DeviceModel:
             dma=dma,
             mailboxes=mailboxes,
             sparse_cores=sparse_cores,
+            barna_cores=BarnaCores(dma, chip.machine.granule_bytes, others),
             meeting=Meeting(len(numbers)),
             others=others,
             rounds=rounds,

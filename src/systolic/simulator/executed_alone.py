@@ -150,7 +150,14 @@ def execute_alone(
         call.core: call.memory(budgets[call.core]) if may_act else OwnMemory(budgets[call.core]) for call in calls
     }
     around = others.alone(schedule, dma, memories) if may_act and others is not None else nobody
-    device = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=nobody, meeting=Meeting(count), others=around)
+    device = DeviceParts(
+        dma=dma,
+        mailboxes=mailboxes,
+        sparse_cores=nobody,
+        barna_cores=nobody,
+        meeting=Meeting(count),
+        others=around,
+    )
     started: list[tuple[CoreCall, int, Sequencer, OwnMemory, Mxus, IterationBudget]] = []
     for call in calls:
         begin = call.time - calls[0].time
@@ -219,7 +226,7 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class NoOthers:
-    """Placeholder for other devices and SparseCores, on which an operation executed alone does not act."""
+    """Placeholder for other devices, SparseCores and BarnaCores, on which an operation executed alone does not act."""
 
     def __init__(self, others: OtherDevices | None) -> None:
         self._others = others

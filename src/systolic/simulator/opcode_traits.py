@@ -47,7 +47,8 @@ Kind = Literal[
     "wait for value",
     "signal",  # to another core or device
     "signal in the core",  # of a SparseCore, from its sequencer to a tile or back
-    "clear remote flag",
+    "set remote flag",  # of a SparseCore, to 0, or of a BarnaCore
+    "start a BarnaCore",
     "send",
     "receive",
     "matmul",

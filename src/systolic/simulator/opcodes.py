@@ -187,6 +187,7 @@ TENSOR_CORE = OpcodeTable(
                 "smem_to_host_iova",
             )
         ),
+        _event("dma", "start a BarnaCore", writes="memory"),  # by a descriptor
         _event("dma.done.wait", "wait for copy", flags=_FIRST),
         _event("vwait.ge", "wait", flags=_FIRST),
         _event("vwait.ge.trace", "wait", flags=_FIRST),
@@ -195,7 +196,7 @@ TENSOR_CORE = OpcodeTable(
         _event("vwait.lt*", "wait for value", flags=_FIRST),
         _event("vwait*", "unsupported wait", flags=_FIRST),
         _event("vsyncadd.remote", "signal", flags=_FIRST, is_remote=True),
-        _event("vsyncset.remote", "clear remote flag", flags=_FIRST),
+        _event("vsyncset.remote", "set remote flag", flags=_FIRST),
         _event("vpush.ccrf", "send", writes="queue", names_result=True),
         _event("vpop.ccrf", "receive", writes="queue"),
         # ---- MXUs ----

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.reading.global_barriers import Barrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.outside import Outside
 
@@ -39,6 +39,18 @@ class RemoteCopy:
     destination: str
     run_bytes: int | None
     target: RemoteTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A shard of a BarnaCore's all-gather on its way to a neighbour in the ring."""
+
+    barna_core: int
+    forward: bool  # to the next device; else to the one before
+    chip: Any  # of the neighbour
+    label: str  # the all-gather
+    size_bytes: int
+    space: str  # where it lies on each device
 
 
 class OtherDevices(Outside, Protocol):
@@ -78,11 +90,15 @@ class OtherDevices(Outside, Protocol):
         """Add to a flag."""
         ...
 
+    def pass_on(self, time: float, shard: Shard) -> None:
+        """Send a shard of an all-gather to its next device, where it arrives at the BarnaCore of the same number."""
+        ...
+
     def memory(self, target: RemoteTarget) -> Memory:
         """Return the memory of a core."""
         ...
 
-    def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
+    def together(self, core: int, time: int, barrier: Barrier, label: str) -> int | None:
         """Return when a barrier of all devices ends; None: it has to be executed."""
         ...
 

@@ -48,7 +48,7 @@ class Sequencer:
             "cmem": ROW_WORDS,
         }
         self._assumption = activation.assumption
-        self._sparse_cores = device.sparse_cores
+        self._sparse_cores, self._barna_cores = device.sparse_cores, device.barna_cores
         self._launches = self._translation.name == TOP_LEVEL  # which alone starts SparseCores
         self._others = device.others
         self._named_words = parts.named_words
@@ -223,7 +223,7 @@ class Sequencer:
         detour = self._translation.detours[number]
         return (yield from DetourDevice.take(self, self._others, detour, time, jump, values))
 
-    # ---- SparseCores ----
+    # ---- SparseCores and BarnaCores ----
 
     def signal(self, time: int, address: int, amount: int) -> None:
         if address >> SPARSE_CORE_BIT & 1:
@@ -245,6 +245,17 @@ class Sequencer:
                 self._dma.land(self._core, program, number, end, 1)  # a wait counts it once, whatever its size
         self._sparse_cores.offer(self._core, landed, flag >> _SPARSE_COPY_NUMBER & 3)
         return goes_on
+
+    def start_barna_core(self, time: int, descriptor: int) -> int:
+        """Start a BarnaCore, which waits for its flags; return when the core goes on."""
+        flag = self._memory.load(descriptor + 1)
+        if isinstance(flag, Unknown):
+            raise SimulationError("which flag the copy to a BarnaCore signals is not known")
+        return self._dma.start(self._core, self._translation.name, time, flag, 1, "smem", "barna core", 0)
+
+    def set_remote(self, time: int, address: int, value: Any, space: str) -> None:
+        """Set a flag of a BarnaCore; `space` is the memory to which the value points, "" if to none."""
+        self._barna_cores.set(self._core, self._translation.name, time, present(address), present(value), space)
 
     def wait_for_sparse_core(self, time: int, flag: int, count: int) -> int | None:
         """Wait until a SparseCore has ended a launched program."""

@@ -20,6 +20,7 @@ _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 _DONE = "-done"
+_GATHER_START = "all-gather-start"  # of v4: BarnaCores carry it
 # Parts of a collective that other operations overlap: they are in the top-level program, as permutations are.
 ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
 _RAGGED = "ragged-"  # prefix of a kind in which devices send different amounts
@@ -59,12 +60,14 @@ class HloCollective:
 
     Attributes:
       fused: it was fused with arithmetic, not only with slices and the like; or it runs beside other operations.
+      ends_later: in another operation than it begins in.
       groups: partitions that exchange data, each group in its order; empty: not said.
     """
 
     name: str
     kind: Kind
     fused: bool = False
+    ends_later: bool = False
     groups: tuple[tuple[int, ...], ...] = ()
 
 
@@ -103,7 +106,11 @@ def parse_collectives(text: str) -> SliceHlo:
         if kind is None and opcode not in _MOVES and not _SCALAR.match(shape):
             computing.add(computation)
         if kind is not None and not opcode.endswith(_DONE):
-            inside[computation].append(HloCollective(name=name, kind=kind, groups=_groups(rest, partitions)))
+            later = opcode == _GATHER_START
+            groups = _groups(rest, partitions)
+            inside[computation].append(
+                HloCollective(name=name, kind=kind, fused=later, ends_later=later, groups=groups)
+            )
             order[computation].append((name, kind))
         elif called := (_LAUNCHED if opcode == _LAUNCH else _CALLS).search(rest):
             if opcode == "while":

@@ -1,7 +1,8 @@
 """Barriers of all devices: each signals the first device, which waits for all others and then signals each of them.
 
 The first device thus differs from the others, so one representative device cannot execute it. Its begin and end are
-read from the listing, so that `slice/one_for_all.py` can leave it out.
+read from the listing, so that `slice/one_for_all.py` can leave it out. On v4 devices may signal the first one some time
+before the rest of the barrier.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from systolic.simulator.opcode_traits import Kind
-from systolic.simulator.reading.blocks import Block
+from systolic.simulator.reading.blocks import Block, branch_of
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 
 _WAIT = "global-barrier-wait"
@@ -29,57 +30,93 @@ class GlobalBarrier:
     between_cycles: int  # until that one, which has all signals, begins to signal the others
     each_cycles: int  # from one of its signals to the next
     after_cycles: int  # after a device's own wait
-    waits: int = 2  # how many waits those cycles do not hold
+    has_signalled: bool = False  # the first device, by an `EarlySignal`
 
 
-def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, GlobalBarrier]:
-    """Find barriers of the one known form, by the block that ends with the first test for the first device."""
-    result: dict[int, GlobalBarrier] = {}
-    for first in range(len(blocks) - 7):
-        barrier = _barrier_at(first, program, blocks)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlySignal:
+    """The signal to the first device, where the rest of a barrier follows later."""
+
+    end: int  # the block after it
+    signal: Instruction
+    cycles: int
+
+
+Barrier = GlobalBarrier | EarlySignal
+
+
+def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, Barrier]:
+    """Find barriers of the one known form, by the block that ends with a test for the first device."""
+    result: dict[int, Barrier] = {}
+    early: tuple[int, EarlySignal] | None = None  # that belongs to no barrier yet
+    for first in range(len(blocks) - 2):
+        signal = _signal_at(first, program, blocks)
+        if signal is not None:
+            barrier = _barrier_at(signal.end, signal, program, blocks)
+            early = (first, signal) if barrier is None else None
+        else:
+            barrier = _barrier_at(first, early[1], program, blocks, has_signalled=True) if early is not None else None
+            if early is not None and barrier is not None:
+                result[early[0]], early = early[1], None
         if barrier is not None:
             result[first] = barrier
     return result
 
 
-def _barrier_at(first: int, program: Program, blocks: Sequence[Block]) -> GlobalBarrier | None:
-    signal, ask, wait, loop, again, own_wait, end = range(first + 1, first + 8)
+def _signal_at(first: int, program: Program, blocks: Sequence[Block]) -> EarlySignal | None:
+    """Return the signal of all but the first device behind a block."""
+    signal, end = first + 1, first + 2
+    signals = list(_of_kind(program, blocks[signal], "signal"))
+    if (blocks[first].taken, blocks[first].following) != (end, signal) or not _leads(blocks[signal], end):
+        return None
+    if len(signals) != 1 or not _leaves_nothing(program, blocks, range(signal, end), end):
+        return None
+    return EarlySignal(end=end, signal=signals[0], cycles=blocks[signal].cycles)
+
+
+def _barrier_at(
+    ask: int, signal: EarlySignal, program: Program, blocks: Sequence[Block], *, has_signalled: bool = False
+) -> GlobalBarrier | None:
+    """Return the barrier whose second test for the first device ends a block."""
+    wait, loop, again, own_wait, end = range(ask + 1, ask + 6)
+    if end >= len(blocks):
+        return None
     waits = [list(_of_kind(program, blocks[block], "wait")) for block in (wait, own_wait)]
     if any(len(wait) != 1 or _WAIT not in wait[0].comment for wait in waits):
         return None
     (all_there,), (told,) = waits
     flag = all_there.operands[0]
-    signals = [list(_of_kind(program, blocks[block], "signal")) for block in (signal, loop)]
     joins = (
-        (blocks[first].taken, blocks[first].following) == (ask, signal)
-        and _leads(blocks[signal], ask)
-        and (blocks[ask].taken, blocks[ask].following) == (again, wait)
+        (blocks[ask].taken, blocks[ask].following) == (again, wait)
         and _leads(blocks[wait], loop)
         and (blocks[loop].taken, blocks[loop].following) == (loop, again)
         and (blocks[again].taken, blocks[again].following) == (end, own_wait)
         and _leads(blocks[own_wait], end)
     )
-    if not joins or any(len(signal) != 1 for signal in signals) or told.operands != (flag, "1"):
+    signals = list(_of_kind(program, blocks[loop], "signal"))
+    if not joins or len(signals) != 1 or told.operands != (flag, "1") or not all_there.operands[1].isdecimal():
         return None
-    inside = [instruction for number in range(signal, end) for instruction in _instructions(program, blocks[number])]
-    if not all(_is_allowed(instruction) for instruction in inside) or not all_there.operands[1].isdecimal():
-        return None
-    if _needed(
-        program,
-        blocks,
-        end,
-        {physical(f"%{instruction.dest}") for instruction in inside if instruction.dest and "_" in instruction.dest},
-    ):
+    # Of a barrier in one piece that is skipped from the signal on.
+    skipped = range(ask + 1 if has_signalled else ask - 1, end)
+    if not _leaves_nothing(program, blocks, skipped, end):
         return None
     return GlobalBarrier(
         end=end,
         others=int(all_there.operands[1]),
-        signal=signals[0][0],
-        before_cycles=blocks[signal].cycles,
+        signal=signal.signal,
+        before_cycles=0 if has_signalled else signal.cycles,
         between_cycles=blocks[wait].cycles,
         each_cycles=blocks[loop].cycles,
         after_cycles=blocks[own_wait].cycles,
+        has_signalled=has_signalled,
     )
+
+
+def _leaves_nothing(program: Program, blocks: Sequence[Block], inside: range, end: int) -> bool:
+    """True if blocks only act as a barrier does, and no register that they write is read after them."""
+    instructions = [instruction for number in inside for instruction in _instructions(program, blocks[number])]
+    written = {physical(f"%{code.dest}") for code in instructions if code.dest and "_" in code.dest}
+    return all(map(_is_allowed, instructions)) and not _needed(program, blocks, end, written)
 
 
 def _leads(block: Block, to: int) -> bool:
@@ -109,23 +146,41 @@ def _needed(program: Program, blocks: Sequence[Block], begin: int, written: set[
         if state in seen:
             continue
         seen.add(state)
-        number, left = state
-        for bundle in program.bundles[blocks[number].first : blocks[number].last + 1]:
-            read = registers(
-                " ".join(
-                    " ".join((*instruction.operands, _condition(instruction))) for instruction in bundle.instructions
-                )
-            )
-            if not left.isdisjoint(read):
-                return True
-            left -= {
-                physical(f"%{instruction.dest}")
-                for instruction in bundle.instructions
-                if instruction.dest and "_" in instruction.dest and instruction.predicate is None
-            }
-        if left:
-            pending += [(to, left) for to in (blocks[number].taken, blocks[number].following) if to is not None]
+        block = blocks[state[0]]
+        ways = _left_after(program, block, state[1])
+        if ways is None:
+            return True
+        ends = zip((block.taken, block.following), ways, strict=True)
+        pending += [(to, left) for to, left in ends if to is not None and left]
     return False
+
+
+def _left_after(program: Program, block: Block, left: frozenset[str]) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Return those registers that are not written in a block, if its branch is taken and if not; None: one is read."""
+    branch = branch_of(program.bundles[block.branch]) if block.branch is not None else None
+    condition = branch.predicate if branch is not None else None
+    on_way: dict[bool, set[str]] = {True: set(), False: set()}  # written only if the branch is taken, or is not
+    for index in range(block.first, block.last + 1):
+        written: set[str] = set()
+        for code in sorted(program.bundles[index].instructions, key=_is_pointer):
+            read = registers(" ".join((*code.operands, _condition(code))))
+            if not left.isdisjoint(set(read) - written if _is_pointer(code) else read):
+                return None
+            dest = physical(f"%{code.dest}") if code.dest and "_" in code.dest else None
+            predicate = code.predicate
+            if dest is None:
+                continue
+            if predicate is None:
+                written.add(dest)
+            elif condition is not None and index >= (block.branch or 0) and predicate.register == condition.register:
+                on_way[predicate.negated == condition.negated].add(dest)
+        left -= written
+    return left - on_way[True], left - on_way[False]
+
+
+def _is_pointer(instruction: Instruction) -> bool:
+    """True if it reads what its own bundle writes."""
+    return instruction.traits.kind == "pointer"
 
 
 def _condition(instruction: Instruction) -> str:

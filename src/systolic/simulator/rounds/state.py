@@ -30,7 +30,10 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "_Begin": ("pipe_cycles", "rate", "left", "last", "cores", "represents", "pointers"),
     "Core": ("number", "_parts", "_mxus"),
     "CoreParts": ("device", "memory", "running"),
-    "DeviceParts": ("dma", "mailboxes", "meeting", "sparse_cores"),
+    "DeviceParts": ("dma", "mailboxes", "meeting", "sparse_cores", "barna_cores"),
+    "BarnaCores": ("_flags", "_gathers", "_early"),
+    "_Gather": ("core", "program", "forward", "backward", "to_send", "under_way", "time"),
+    "Shard": ("barna_core", "forward", "chip", "label", "size_bytes", "space"),
     "SparseFlags": ("_flags",),
     "SparseCopy": (
         *("time", "launched", "flag", "source_flag", "source", "destination", "size_bytes", "amount", "target"),

@@ -15,8 +15,8 @@ from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
-from systolic.simulator.other_devices import RemoteCopy, RemoteTarget, Represented
-from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.other_devices import RemoteCopy, RemoteTarget, Represented, Shard
+from systolic.simulator.reading.global_barriers import Barrier, EarlySignal
 from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.communication import Communications, RecordedCommunications
@@ -63,6 +63,9 @@ class Device:
         self._wait_cycles = setup.chip.machine.dma_wait_cycles
         model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words, rounds=rounds)
         self.cores, self.dma, self.sparse_cores = model.cores, model.parts.dma, model.parts.sparse_cores
+        self.barna_cores = model.parts.barna_cores
+        assert setup.chip.links is not None
+        self._signal_chip_bit = setup.chip.links.signal_chip_bit
         self.communications = [Communications() for _ in words]
         self._connect(self.dma)
         if len(self.cores) == 1 and not setup.sparse_programs:
@@ -187,6 +190,20 @@ class Device:
         self._around.send(self, copy.time, route, copy.size_bytes, left, pipes)
         return True
 
+    def pass_on(self, time: float, shard: Shard) -> None:
+        to = self._around.signal_target(self.number, shard.chip << self._signal_chip_bit)
+        route = self._around.route(self, to)
+        target = self._around.receiver(self, to)
+        way = route.latency_s * self._around.clock_hz
+        self.communications[0].sent(shard.label, math.ceil(time) + self.skipped_cycles(0), shard.size_bytes, route)
+
+        def left(end: float) -> None:
+            target.barna_cores.arrived(shard.barna_core, end + way + self._latency, is_forward=shard.forward)
+            self.barna_cores.left(shard.barna_core, end)
+
+        pipes = self._pipes(target, shard.space, shard.space)
+        self._around.send(self, time, route, shard.size_bytes, left, pipes)
+
     def _pipes(self, target: SliceDevice, source: str, destination: str) -> tuple[HbmPipe, ...]:
         """Return the pipes to HBM that a copy to another device goes through."""
         read = (self.dma.pipe,) if source == "hbm" else ()
@@ -203,11 +220,13 @@ class Device:
         target.sparse_cores.land(target.first_sparse_core + to.core, address, lands, amount)
         return True
 
-    def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
+    def together(self, core: int, time: int, barrier: Barrier, label: str) -> int | None:
         end = self._around.barrier_end(time, barrier, self._wait_cycles)
         if end is not None:
             later = self.skipped_cycles(core)
             self.communications[core].signalled(label, time + later)
+            if isinstance(barrier, EarlySignal):
+                return end
             self.communications[core].waited(label, time + later, end + later)
             self.dma.stalled(core, time, end, "semaphore")
         return end

@@ -16,7 +16,7 @@ from typing import Any
 
 from systolic.simulator.hardware.lanes import DivergedError, Lanes, joined, lane, lanes_in
 from systolic.simulator.other_devices import RemoteTarget, Represented
-from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.reading.global_barriers import Barrier, EarlySignal, GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.fair_shares import fair_rates
@@ -138,11 +138,13 @@ class OneForAll:
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes) -> None:
         self.network.send(sender.number, time, route, size_bytes, ended, pipes)
 
-    def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
+    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int) -> int | None:
         """Return when the last device goes on, if all may be timed like it."""
         if not self.slowest_counts:
             return None
         self.differed = True
+        if isinstance(barrier, EarlySignal):
+            return time + barrier.cycles
         return barrier_end_cycles(barrier, time, self.routes, self.clock_hz, wait_cycles)
 
     def back_together(self, times: Sequence[int]) -> int:
@@ -185,8 +187,9 @@ def barrier_end_cycles(barrier: GlobalBarrier, time: float, routes: Routes, cloc
     if count != barrier.others + 1:
         raise DivergedError(f"a barrier of {barrier.others + 1} of {count} devices")
     out = [routes.between(0, device).latency_s * clock_hz for device in range(1, count)]
-    back = [routes.between(device, 0).latency_s * clock_hz for device in range(1, count)]
-    all_known = time + barrier.before_cycles + max(back) + wait_cycles + barrier.between_cycles
+    back = max(routes.between(device, 0).latency_s * clock_hz for device in range(1, count))
+    signalled = time if barrier.has_signalled else time + barrier.before_cycles + back
+    all_known = signalled + wait_cycles + barrier.between_cycles
     last = max(all_known + number * barrier.each_cycles + latency for number, latency in enumerate(out))
     return math.ceil(last) + wait_cycles + barrier.after_cycles
 

@@ -92,6 +92,8 @@ def _collectives(
         tally = max(core_tallies, key=lambda tally: (tally.sent_bytes, tally.cycles))
         op, collective = ops.get(label), facts.hlo.collectives.get(label)
         alone = op is not None and collective is not None and not collective.fused
+        if collective is not None and collective.ends_later:
+            op = None
         cycles = op.cycles if op is not None else tally.cycles
         result.append(
             CollectiveRun(

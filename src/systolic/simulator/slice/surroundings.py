@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from systolic.simulator.barna_cores import BarnaCores
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.other_devices import RemoteTarget, Represented
-from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.reading.global_barriers import Barrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.network import Ended, Network, Pipes
@@ -23,6 +24,7 @@ class SliceDevice(Protocol):
     number: int
     dma: DmaEngine
     sparse_cores: SparseCores
+    barna_cores: BarnaCores
     first_sparse_core: int
 
     def memory_of(self, core: int) -> Memory:
@@ -90,7 +92,7 @@ class Surroundings(Protocol):
         """Send bytes from `time` on, through those pipes to HBM; `ended` is called when the last has left."""
         ...
 
-    def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
+    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int) -> int | None:
         """Return when a barrier of all devices ends; None: they execute it."""
         ...
 
@@ -162,7 +164,7 @@ class AllDevices:
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes) -> None:
         self.network.send(sender.number, time, route, size_bytes, ended, pipes)
 
-    def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
+    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int) -> int | None:
         """Return None: devices execute the barrier."""
         return None
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence, Set
 
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.calls import call_operands
 from systolic.simulator.reading.copies import CopyReader
 from systolic.simulator.reading.listing import Bundle, Instruction, Program, physical
 from systolic.simulator.translating.control_flow import until
@@ -46,6 +47,8 @@ class EventCode:
         self._followed = followed
         self._shared = shared
         self._remote = remote
+        self._starts_barna_cores = any(code.traits.kind == "start a BarnaCore" for code in program.instructions)
+        self._spaces = {operand.register: operand.space or "" for operand in call_operands(program)}
 
     def guarded(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         """Make code of an instruction with its predicate."""
@@ -73,10 +76,10 @@ class EventCode:
             flag, value = (self._own(text) for text in operands[:2])
             relation = quoted(instruction.opcode.split(".")[1])
             return [*turn, *until(f"wait_for_value(t, {flag}, {value}, {relation})", where), "t = r"]
-        if kind == "clear remote flag":
-            if operands[1] != "0":  # as a SparseCore's flags are before the program
-                raise SimulationError(f"not understood: {instruction.text}")
-            return []
+        if kind == "set remote flag":
+            return self._set_remote(instruction, turn)
+        if kind == "start a BarnaCore":
+            return [*turn, f"t = start_barna_core(t, {self._operand(operands[0])})"]
         if kind == "signal":
             signal = f"{self._operand(operands[0])}, {self._operand(operands[1])}"
             if self._remote is not None:
@@ -100,6 +103,15 @@ class EventCode:
         if kind == "copy":
             return self._copy(instruction, turn)
         raise SimulationError(f"not understood: {instruction.text}")
+
+    def _set_remote(self, instruction: Instruction, turn: Sequence[str]) -> list[str]:
+        flag, value = instruction.operands[:2]
+        if not self._starts_barna_cores:
+            if value != "0":  # as a SparseCore's flags are before the program
+                raise SimulationError(f"not understood: {instruction.text}")
+            return []
+        space = quoted(self._spaces.get(physical(value), "") if value[0] == "%" else "")
+        return [*turn, f"set_remote(t, {self._operand(flag)}, {self._operand(value)}, {space})"]
 
     def _copy(self, instruction: Instruction, turn: Sequence[str]) -> list[str]:
         operands = instruction.operands

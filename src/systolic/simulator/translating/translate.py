@@ -22,7 +22,7 @@ from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, branch_of, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
-from systolic.simulator.reading.global_barriers import GlobalBarrier, global_barriers
+from systolic.simulator.reading.global_barriers import Barrier, global_barriers
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 from systolic.simulator.translating.bundle import BundleCode
 from systolic.simulator.translating.control_flow import dispatch
@@ -48,7 +48,7 @@ class Translation:
     source: str
     blocks: tuple[Block, ...]  # those that `sequencer.left` counts
     operands: tuple[CallOperand, ...]
-    barriers: Mapping[int, GlobalBarrier] = field(default_factory=dict)  # by the block that ends where they begin
+    barriers: Mapping[int, Barrier] = field(default_factory=dict)  # by the block that ends where they begin
     detours: Mapping[int, Detour] = field(default_factory=dict)  # by the block with the branch
 
     @property
@@ -268,15 +268,15 @@ class _Translator:
 # Attributes of the sequencer that a program calls.
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
-    *("early_wait", "send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
+    *("early_wait", "send_descriptor", "wait_for_sparse_core", "general", "signal_any", "set_remote"),
     *("segment", "load", "store", "store_on_some", "own", "on_any", "word", "operand", "parameter", "vector", "pushed"),
-    *("call", "lap", "left", "too_long", "together", "apart", "next_round", "goes_on"),
+    *("start_barna_core", "call", "lap", "left", "too_long", "together", "apart", "next_round", "goes_on"),
 )
 
 # Other names in its code.
 _NAMES = {"nothing": NEVER_WRITTEN, "Unknown": Unknown, "Lanes": Lanes, "type": type, "int": int, "bool": bool}
 
-_ACTS = re.compile(r"\b(?:general|signal|signal_any|send|send_descriptor|together)\(")
+_ACTS = re.compile(r"\b(?:general|signal|signal_any|set_remote|send|send_descriptor|together)\(")
 _MARK = re.compile(r"  # line (\d+)$")
 
 
