@@ -140,7 +140,8 @@ _REGISTER = re.compile(
 _CALLED = (
     "start wait blocked add put segment load store call send receive signal move word operand parameter wait_for_value "
     "pushed lap left count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float "
-    "signed_division signed_from_float signed_from_whole_float smaller send_descriptor set_remote start_barna_core wait_for_sparse_core "
+    "signed_division signed_from_float signed_from_whole_float smaller "
+    "send_descriptor set_remote start_barna_core wait_for_sparse_core "
     "general signal_any picked together apart store_on_some own on_any type int bool "
     "stream copy task barrier read_argument write_argument lanes lanes_below round tile core refuse fetch_add "
     "read_flag signal_inside next_round goes_on early_wait"
