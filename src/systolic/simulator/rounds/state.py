@@ -31,8 +31,9 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "Core": ("number", "_parts", "_mxus"),
     "CoreParts": ("device", "memory", "running"),
     "DeviceParts": ("dma", "mailboxes", "meeting", "sparse_cores", "barna_cores"),
-    "BarnaCores": ("_flags", "_gathers", "_early"),
-    "_Gather": ("core", "program", "forward", "backward", "to_send", "under_way", "time"),
+    "BarnaCores": ("_cores",),
+    "_BarnaCore": ("number", "flags", "space", "gather", "early"),
+    "_Gather": ("core", "program", "shards", "to_send", "under_way", "time"),
     "Shard": ("barna_core", "forward", "chip", "label", "size_bytes", "space"),
     "SparseFlags": ("_flags",),
     "SparseCopy": (
