@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ SPARSE_CORE_COLLECTIVES = {
 }
 NO_COLLECTIVE_MATMUL = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 NO_BUNDLE_COSTS = {"xla_tpu_use_bundle_aware_cost_model_for_fusions": "false"}
+TRILLIUM = {**VMEM_LIMIT, **REDUCE_SCATTER_LAYOUT, **DATA_PARALLEL_OVERLAP, **ALL_GATHER_FUSION, **HOST_OFFLOAD}
 # LIBTPU_INIT_ARGS of MaxText/configs/v5p/32b.sh at commit 76bd53b0f; all-gathers are not fused there.
 V5P_2023 = {
     "xla_tpu_megacore_fusion_allow_ags": "false",
@@ -65,6 +66,11 @@ V5P_2023 = {
     "xla_tpu_overlap_compute_collective_tc": "true",
     "xla_enable_async_all_gather": "true",
 }
+
+
+# Where recipes are published, at a commit that their source names.
+TPU_RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
+MAXTEXT = "AI-Hypercomputer/maxtext"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +107,9 @@ class Recipe:
     differs: str = ""
     unsupported: str = ""
     not_run: str = ""
+
+
+def recipe_of(row: Mapping[str, str], listed: Sequence[Recipe]) -> Recipe | None:
+    """Return the recipe of a row of the published file, or None if none is listed."""
+    recipes = [recipe for recipe in listed if (recipe.chip, recipe.op) == (row["chip"], row["op"])]
+    return next((recipe for recipe in recipes if row["topology"].split(" ")[0].startswith(recipe.topology_note)), None)

@@ -6,16 +6,16 @@ other parameters from MaxText's base.yml of that commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from step_recipe import (
     ALL_GATHER_FUSION,
     DATA_PARALLEL_OVERLAP,
     HOST_OFFLOAD,
+    MAXTEXT,
     NO_BUNDLE_COSTS,
     NO_COLLECTIVE_MATMUL,
-    REDUCE_SCATTER_LAYOUT,
     SPARSE_CORE_COLLECTIVES,
+    TPU_RECIPES,
+    TRILLIUM,
     V5P_2023,
     VMEM_LIMIT,
     Recipe,
@@ -28,13 +28,6 @@ _FUSED_2048 = {
 }
 _OFFLOADED = "offload:input+query+key+value"
 _WITH_RESULTS = "offload:input+out+query+key+value"  # and the results of attention's last projection
-_TRILLIUM = {**VMEM_LIMIT, **REDUCE_SCATTER_LAYOUT, **DATA_PARALLEL_OVERLAP, **ALL_GATHER_FUSION, **HOST_OFFLOAD}
-_MAXTEXT_OFFLOADED = ("decoder_layer_input", "out_proj", "query_proj", "key_proj", "value_proj")
-_MAXTEXT_BLOCKS = tuple(
-    f"sa_block_{block}" for block in ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
-)
-_RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
-_MAXTEXT = "AI-Hypercomputer/maxtext"
 _LONG = "not compiled to its end, which takes most of an hour; its copies to the host are simulated"
 _BIASED = "older compiler; attention's scores are float32; positions are rotated in place of a bias on the scores"
 
@@ -52,7 +45,7 @@ RECIPES = (
             "blocks": {"block_q": 1024, "block_q_dkv": 2048, "block_q_dq": 2048},
         },
         flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP, **NO_BUNDLE_COSTS},
-        source=f"{_RECIPES}/trillium/GPT3-175B-MaxText/bf16/README.md",
+        source=f"{TPU_RECIPES}/trillium/GPT3-175B-MaxText/bf16/README.md",
         differs="older compiler (jax 0.5.2); RMS norms and rotated positions in place of GPT-3's",
     ),
     Recipe(
@@ -74,7 +67,7 @@ RECIPES = (
             },
         },
         flags={"xla_tpu_scoped_vmem_limit_kib": "122880"},
-        source=f"{_RECIPES}/trillium/Gemma3-12B-MaxText/v6e-256/README.md",
+        source=f"{TPU_RECIPES}/trillium/Gemma3-12B-MaxText/v6e-256/README.md",
         not_run="not compiled to its end with this limit of scoped VMEM: 8 of 62 products in 70 minutes of CPU time; "
         "with the compiler's default 8.44 s",
         differs="older compiler; layers alike are a loop",
@@ -85,8 +78,8 @@ RECIPES = (
         topology="8x8",
         mesh={"fsdp": 64},
         parameters={"config": "llama3.1-70b", "batch": 2, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
-        flags=_TRILLIUM,
-        source=f"{_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-64/README.md",
+        flags=TRILLIUM,
+        source=f"{TPU_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-64/README.md",
         not_run=_LONG,
         differs="older compiler (jax 0.6.1)",
     ),
@@ -97,8 +90,8 @@ RECIPES = (
         topology="8x8",
         mesh={"fsdp": 64},
         parameters={"config": "llama3.1-8b", "batch": 5, "seq": 8192, "remat": _WITH_RESULTS, "blocks": _FUSED_2048},
-        flags=_TRILLIUM,
-        source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-64/README.md",
+        flags=TRILLIUM,
+        source=f"{TPU_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-64/README.md",
         differs="older compiler (jax 0.6.1); all-reduces on SparseCores in the recipe",
     ),
     Recipe(
@@ -108,8 +101,8 @@ RECIPES = (
         topology="2x4",
         mesh={"fsdp": 8},
         parameters={"config": "llama3.1-8b", "batch": 3, "seq": 8192, "remat": _WITH_RESULTS, "blocks": _FUSED_2048},
-        flags={**_TRILLIUM, **NO_COLLECTIVE_MATMUL},
-        source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-8/README.md",
+        flags={**TRILLIUM, **NO_COLLECTIVE_MATMUL},
+        source=f"{TPU_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-8/README.md",
         differs="older compiler (jax 0.6.1); all-reduces on SparseCores in the recipe",
     ),
     Recipe(
@@ -139,7 +132,7 @@ RECIPES = (
             "xla_tpu_enable_sparse_core_collective_aggregator": "true",  # the layer scheduler requires it
             "xla_tpu_scheduler_percent_shared_memory_limit": "150",
         },
-        source=f"{_RECIPES}/ironwood/gemma4-4b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
+        source=f"{TPU_RECIPES}/ironwood/gemma4-4b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         not_run="not compiled to its end",
         differs="layers alike are a loop, in which keys and values that no layer shares get gradients of zero; JAX's "
         "splash attention in place of tokamax'; queries are scaled; in the recipe scatters run on SparseCores",
@@ -164,7 +157,7 @@ RECIPES = (
             "xla_tpu_enable_sparse_core_offload_queuing_in_lhs": "true",
             "xla_tpu_enable_ici_ar_pipelining": "true",
         },
-        source=f"{_RECIPES}/ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8/run_recipe.sh",
+        source=f"{TPU_RECIPES}/ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8/run_recipe.sh",
         not_run=_LONG,
         differs="keys and values stay on the device in the recipe; moments of 16 bits",
     ),
@@ -186,7 +179,7 @@ RECIPES = (
             "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
             "xla_tpu_use_single_sparse_core_for_all_gather_offload": "true",
         },
-        source=f"{_RECIPES}/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
+        source=f"{TPU_RECIPES}/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         differs="older compiler (jax 0.8.2); JAX's splash attention in place of tokamax'; first moments of 16 bits in "
         "the recipe",
     ),
@@ -215,7 +208,7 @@ RECIPES = (
             "xla_tpu_use_single_sparse_core_for_all_gather_offload": "true",
             **HOST_OFFLOAD,
         },
-        source=f"{_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
+        source=f"{TPU_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
         not_run="not compiled to its end",
         differs="older compiler; experts are chosen by top-k in place of random numbers, but as evenly; a product "
         "looks up tokens; JAX's splash attention and megablox in place of tokamax' kernels; no loss balances experts",
@@ -226,7 +219,7 @@ RECIPES = (
         topology="2x2x1",
         mesh={"fsdp": 4},
         parameters={"config": "deepseek2-16b", "batch": 24, "seq": 2048, "remat": "full", "one_hot": False},
-        source=f"{_MAXTEXT}@e591f30cb:src/maxtext/configs/base.yml (use_iota_embed: false), models/deepseek2-16b.yml",
+        source=f"{MAXTEXT}@e591f30cb:src/maxtext/configs/base.yml (use_iota_embed: false), models/deepseek2-16b.yml",
         differs="older compiler (jax 0.7.2); tokens of each expert drawn at random, evenly",
     ),
     Recipe(
@@ -244,7 +237,7 @@ RECIPES = (
         },
         flags={**ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
         rate_tflops=120.0,
-        source=f"{_MAXTEXT}@ebb226da8:end_to_end/test_tflops_16b_params.sh",
+        source=f"{MAXTEXT}@ebb226da8:end_to_end/test_tflops_16b_params.sh",
         differs=_BIASED,
     ),
     Recipe(
@@ -256,7 +249,7 @@ RECIPES = (
         flags=V5P_2023,
         rate_tflops=328.0,
         attention_counted=0.5,
-        source=f"{_MAXTEXT}@76bd53b0f:MaxText/configs/v5p/32b.sh",
+        source=f"{MAXTEXT}@76bd53b0f:MaxText/configs/v5p/32b.sh",
         differs="older compiler; values are normed too, and the logits' product has float32 operands",
     ),
     Recipe(
@@ -275,87 +268,7 @@ RECIPES = (
         flags={"xla_enable_async_all_gather": "true"},
         rate_tflops=156.0,
         attention_counted=0.0,
-        source=f"{_MAXTEXT}@281e04bf3:MaxText/configs/1xv4-128.sh",
+        source=f"{MAXTEXT}@281e04bf3:MaxText/configs/1xv4-128.sh",
         differs=f"{_BIASED}; BarnaCores carry its all-gathers, whose programs are assumed",
     ),
 )
-
-# Rows that MaxText's own step predicts too.
-MAXTEXT_RECIPES = (
-    Recipe(
-        chip="v5p",
-        op="maxtext scale 32b",
-        topology="4x4x4",
-        mesh={"fsdp": 16, "tensor": 4},
-        parameters={
-            "config": "default",
-            "batch": 8,
-            "seq": 2048,
-            "global_parameter_scale": 32,
-            "use_iota_embed": True,
-            "remat_policy": "minimal",
-            # The model of base.yml at the recipe's commit: attention and MLP read the same normed values.
-            "decoder_block": "default",
-            "base_emb_dim": 2560,
-            "base_num_query_heads": 8,
-            "base_num_kv_heads": 8,
-            "base_mlp_dim": 8192,
-            "head_dim": 256,
-            "mlp_activations": ["relu"],
-            "logits_via_embedding": True,
-            "vocab_size": 32_768,
-        },
-        is_maxtext=True,
-        # libtpu 0.0.50.1 fuses all-gathers on v5e alone.
-        flags={**V5P_2023, "xla_tpu_enable_async_collective_fusion": "false"},
-        rate_tflops=328.0,
-        attention_counted=0.5,
-        source=f"{_MAXTEXT}@76bd53b0f:MaxText/configs/v5p/32b.sh",
-        differs="newer MaxText (0.2.5: splash attention in blocks of 512) and compiler",
-    ),
-    Recipe(
-        chip="v6e",
-        op="llama3.1-8b train step",
-        topology_note="v6e-8",
-        topology="2x4",
-        mesh={"fsdp": 8},
-        parameters={
-            "config": "llama3.1-8b",
-            "batch": 3,
-            "seq": 8192,
-            "use_iota_embed": True,
-            "remat_policy": "custom",
-            **dict.fromkeys(_MAXTEXT_OFFLOADED, "offload"),
-            **dict.fromkeys(_MAXTEXT_BLOCKS, 2048),
-            "sa_use_fused_bwd_kernel": True,
-        },
-        is_maxtext=True,
-        # libtpu 0.0.50.1 refuses to fuse all-gathers on v6e.
-        flags={**_TRILLIUM, **NO_COLLECTIVE_MATMUL, "xla_tpu_enable_async_collective_fusion": "false"},
-        source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-8/README.md",
-        differs="newer MaxText (0.2.5) and compiler (jax 0.6.1 in the recipe), which fuses no all-gathers on v6e; "
-        "all-reduces on SparseCores in the recipe",
-    ),
-    Recipe(
-        chip="v5p",
-        op="deepseek2-16b train step",
-        topology="2x2x1",
-        mesh={"fsdp": 4},
-        parameters={"config": "deepseek2-16b", "batch": 24, "seq": 2048},
-        is_maxtext=True,
-        # How libtpu 0.0.50.1 hands programs to v5p's SparseCores is not known.
-        flags={
-            "xla_tpu_offload_gather_to_sparsecore": "false",
-            "xla_tpu_enable_offloading_scatter_to_sparsecore": "false",
-        },
-        source="maxtext==0.2.5:maxtext/configs/base.yml, models/deepseek2-16b.yml",
-        differs="newer MaxText (0.2.5) and compiler, which is told to gather rows without SparseCores; tokens of each "
-        "expert drawn at random, evenly",
-    ),
-)
-
-
-def recipe_of(row: Mapping[str, str], listed: Sequence[Recipe] = RECIPES) -> Recipe | None:
-    """Return the recipe of a row of the file, or None if none is listed."""
-    recipes = [recipe for recipe in listed if (recipe.chip, recipe.op) == (row["chip"], row["op"])]
-    return next((recipe for recipe in recipes if row["topology"].split(" ")[0].startswith(recipe.topology_note)), None)

@@ -33,8 +33,9 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from step_recipe import Recipe
-from step_recipes import MAXTEXT_RECIPES, RECIPES, recipe_of
+from maxtext_recipes import MAXTEXT_RECIPES
+from step_recipe import Recipe, recipe_of
+from step_recipes import RECIPES
 
 from systolic.chips import chip as chip_named
 from systolic.chips import with_flags

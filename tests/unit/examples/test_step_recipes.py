@@ -11,8 +11,9 @@ from typing import cast
 
 import pytest
 from click.testing import CliRunner
-from step_recipe import Recipe
-from step_recipes import MAXTEXT_RECIPES, RECIPES, recipe_of
+from maxtext_recipes import MAXTEXT_RECIPES
+from step_recipe import Recipe, recipe_of
+from step_recipes import RECIPES
 from training_steps import (
     KEPT,
     PUBLISHED,
@@ -35,7 +36,7 @@ ROWS = rows_of(PUBLISHED)
 
 
 def test_rows_and_recipes_belong_together() -> None:
-    found = [recipe_of(row) for row in ROWS]
+    found = [recipe_of(row, RECIPES) for row in ROWS]
     assert None not in found
     assert sorted(map(id, found)) == sorted(map(id, RECIPES))
     assert all("@" in recipe.source for recipe in RECIPES)
@@ -49,7 +50,7 @@ def test_a_recipe_can_be_called(recipe: Recipe) -> None:
     assert math.prod(recipe.mesh.values()) == len(SliceShape.parse(chip, recipe.topology).devices)
     changes = {name: value for name, value in recipe.parameters.items() if name not in ("config", "batch", "seq")}
     configured(recipe.parameters["config"], **changes)
-    row = next(row for row in ROWS if recipe_of(row) is recipe)
+    row = next(row for row in ROWS if recipe_of(row, RECIPES) is recipe)
     assert bool(row["time_us"]) != (recipe.rate_tflops is not None)
 
 
@@ -65,7 +66,7 @@ def test_maxtexts_own_step_is_listed_for_rows_of_the_file(tmp_path: Path) -> Non
 
 
 def test_errors_are_of_rows_that_are_predicted() -> None:
-    rows = [record(row, recipe_of(row), None, "why not") for row in ROWS]
+    rows = [record(row, recipe_of(row, RECIPES), None, "why not") for row in ROWS]
     assert summary_of(rows) == {"predicted": 0, "median_error_percent": None, "worst_error_percent": None}
     for row, error in zip(rows, (-10.0, 20.0, 30.0), strict=False):
         row["error_percent"] = error
@@ -74,7 +75,7 @@ def test_errors_are_of_rows_that_are_predicted() -> None:
 
 def test_a_result_is_kept_until_its_recipe_changes() -> None:
     recipe = next(recipe for recipe in RECIPES if not recipe.unsupported)
-    row = next(row for row in ROWS if recipe_of(row) is recipe)
+    row = next(row for row in ROWS if recipe_of(row, RECIPES) is recipe)
     key = (row["chip"], row["topology"], row["op"])
     result = record(row, recipe, None, "") | {"recipe": compiled_recipe(recipe), "predicted_s": 2.0}
     assert kept_or_reason(row, recipe, {key: result})["predicted_s"] == 2.0
@@ -89,7 +90,7 @@ def test_a_result_is_kept_until_its_recipe_changes() -> None:
 def test_every_row_has_a_result_or_a_reason() -> None:
     kept = kept_results(KEPT)
     for row in ROWS:
-        result = kept_or_reason(row, recipe_of(row), kept)
+        result = kept_or_reason(row, recipe_of(row, RECIPES), kept)
         assert (result["predicted_s"] is None) == bool(result["reason"])
 
 
