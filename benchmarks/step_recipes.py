@@ -80,7 +80,6 @@ RECIPES = (
         parameters={"config": "llama3.1-70b", "batch": 2, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
         flags=TRILLIUM,
         source=f"{TPU_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-64/README.md",
-        not_run=_LONG,
         differs="older compiler (jax 0.6.1)",
     ),
     Recipe(
