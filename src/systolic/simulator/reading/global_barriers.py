@@ -40,6 +40,7 @@ class EarlySignal:
     end: int  # the block after it
     signal: Instruction
     cycles: int
+    mentioned: frozenset[str]  # operands of its block, among them the flag
 
 
 Barrier = GlobalBarrier | EarlySignal
@@ -71,7 +72,8 @@ def _signal_at(first: int, program: Program, blocks: Sequence[Block]) -> EarlySi
         return None
     if len(signals) != 1 or not _leaves_nothing(program, blocks, range(signal, end), end):
         return None
-    return EarlySignal(end=end, signal=signals[0], cycles=blocks[signal].cycles)
+    mentioned = frozenset(text for code in _instructions(program, blocks[signal]) for text in code.operands)
+    return EarlySignal(end=end, signal=signals[0], cycles=blocks[signal].cycles, mentioned=mentioned)
 
 
 def _barrier_at(
@@ -94,6 +96,8 @@ def _barrier_at(
         and _leads(blocks[own_wait], end)
     )
     signals = list(_of_kind(program, blocks[loop], "signal"))
+    if has_signalled and flag not in signal.mentioned:
+        return None
     if not joins or len(signals) != 1 or told.operands != (flag, "1") or not all_there.operands[1].isdecimal():
         return None
     # Of a barrier in one piece that is skipped from the signal on.
@@ -170,6 +174,8 @@ def _left_after(program: Program, block: Block, left: frozenset[str]) -> tuple[f
             predicate = code.predicate
             if dest is None:
                 continue
+            if condition is not None and dest == condition.register and index >= (block.branch or 0):
+                condition = None  # from here on it is another one
             if predicate is None:
                 written.add(dest)
             elif condition is not None and index >= (block.branch or 0) and predicate.register == condition.register:

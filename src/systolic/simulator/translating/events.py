@@ -47,8 +47,9 @@ class EventCode:
         self._followed = followed
         self._shared = shared
         self._remote = remote
-        self._starts_barna_cores = any(code.traits.kind == "start a BarnaCore" for code in program.instructions)
-        self._spaces = {operand.register: operand.space or "" for operand in call_operands(program)}
+        starts_barna_cores = any(code.traits.kind == "start a BarnaCore" for code in program.instructions)
+        operands = call_operands(program) if starts_barna_cores else ()
+        self._barna_spaces = {operand.register: operand.space or "" for operand in operands}
 
     def guarded(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         """Make code of an instruction with its predicate."""
@@ -106,11 +107,11 @@ class EventCode:
 
     def _set_remote(self, instruction: Instruction, turn: Sequence[str]) -> list[str]:
         flag, value = instruction.operands[:2]
-        if not self._starts_barna_cores:
+        if not self._barna_spaces:
             if value != "0":  # as a SparseCore's flags are before the program
                 raise SimulationError(f"not understood: {instruction.text}")
             return []
-        space = quoted(self._spaces.get(physical(value), "") if value[0] == "%" else "")
+        space = quoted(self._barna_spaces.get(physical(value), "") if value[0] == "%" else "")
         return [*turn, f"set_remote(t, {self._operand(flag)}, {self._operand(value)}, {space})"]
 
     def _copy(self, instruction: Instruction, turn: Sequence[str]) -> list[str]:
