@@ -32,6 +32,10 @@ class Addresses:
     def of_signal(self, sender: int, address: int) -> RemoteTarget:
         return self._target(sender, address >> self._links.signal_chip_bit & _CHIP_MASK, address >> _SIGNAL_CORE & 1)
 
+    def of_chip(self, sender: int, chip: int) -> RemoteTarget:
+        """Return the first core of a chip."""
+        return self._target(sender, chip, 0)
+
     def of_copy(self, sender: int, word: int, flag: int) -> RemoteTarget:
         """Return the target of a copy that signals a flag there."""
         if not word >> self._links.copy_remote_bit & 1:

@@ -64,8 +64,6 @@ class Device:
         model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words, rounds=rounds)
         self.cores, self.dma, self.sparse_cores = model.cores, model.parts.dma, model.parts.sparse_cores
         self.barna_cores = model.parts.barna_cores
-        assert setup.chip.links is not None
-        self._signal_chip_bit = setup.chip.links.signal_chip_bit
         self.communications = [Communications() for _ in words]
         self._connect(self.dma)
         if len(self.cores) == 1 and not setup.sparse_programs:
@@ -191,7 +189,7 @@ class Device:
         return True
 
     def pass_on(self, time: float, shard: Shard) -> None:
-        to = self._around.signal_target(self.number, shard.chip << self._signal_chip_bit)
+        to = self._around.chip_target(self.number, shard.chip)
         route = self._around.route(self, to)
         target = self._around.receiver(self, to)
         way = route.latency_s * self._around.clock_hz

@@ -84,6 +84,9 @@ class OneForAll:
         """Return every device's target of a signal."""
         return self._target(self.addresses.of_signal, address)
 
+    def chip_target(self, sender: int, chip: Any) -> RemoteTarget:
+        return self._target(self.addresses.of_chip, chip)
+
     def sparse_copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
         return self._target(self.addresses.of_sparse_copy, word, flag)
 

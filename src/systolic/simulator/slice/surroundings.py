@@ -72,6 +72,10 @@ class Surroundings(Protocol):
         """Return the target of a signal."""
         ...
 
+    def chip_target(self, sender: int, chip: Any) -> RemoteTarget:
+        """Return the target of a copy that names a chip."""
+        ...
+
     def sparse_copy_target(self, sender: int, word: int, flag: int) -> RemoteTarget:
         """Return the target of a SparseCore's copy."""
         ...
@@ -148,6 +152,9 @@ class AllDevices:
 
     def signal_target(self, sender: int, address: Any) -> RemoteTarget:
         return self.addresses.of_signal(sender, address)
+
+    def chip_target(self, sender: int, chip: Any) -> RemoteTarget:
+        return self.addresses.of_chip(sender, chip)
 
     def sparse_copy_target(self, sender: int, word: int, flag: int) -> RemoteTarget:
         return self.addresses.of_sparse_copy(sender, word, flag)

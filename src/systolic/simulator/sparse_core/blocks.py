@@ -16,8 +16,7 @@ _FORWARD = re.compile(r"\$0x([0-9a-fA-F]+)", re.ASCII)
 # Programs that are longer than the sequencer's instruction memory come in parts. The time to load one is not counted:
 # it is fetched while the one before runs.
 _LOADER = "$__scs_overlays_trampoline_lowered"
-_NEXT_PART = "[smem:$0x3F9D]"
-_ENTRY_IN_PART = "[smem:$0x3F9F]"  # in bundles from the part's begin
+_STORED = re.compile(r"\[smem:\$0x([0-9a-fA-F]{1,8})\]", re.ASCII)
 _BRANCHES = ("branch", "branch out")
 _SLOTS = re.compile(r"\$(\d+)", re.ASCII)
 
@@ -93,19 +92,28 @@ def delay_cycles(bundle: SparseBundle) -> int:
 
 
 def _place_in_part(section: SparseSection, index: int) -> int | None:
-    """Return the bundle at which the loader goes on, by the two words that were last stored for it."""
+    """Return the bundle at which the loader goes on.
+
+    Three words that follow each other are stored last: the part, one to be loaded meanwhile, and where the program goes
+    on, in bundles from the part's begin.
+    """
     link: int | None = None
-    stored: dict[str, int | None] = {}
+    stored: dict[int, int | None] = {}  # by address, the latest last
     for bundle in section.bundles[:index]:
         for instruction in bundle.instructions:
-            if instruction.opcode == "sst" and instruction.operands == ("lr",):
-                stored[instruction.dests[0]] = link
+            place = _STORED.fullmatch(instruction.dests[0]) if instruction.operands == ("lr",) else None
+            if instruction.opcode == "sst" and place is not None:
+                stored.pop(int(place[1], 16), None)
+                stored[int(place[1], 16)] = link
         for instruction in bundle.instructions:
             if instruction.dests == ("lr",):
                 constant = instruction.opcode == "simm.s32"
                 link = int(instruction.operands[0].removeprefix("$"), 0) if constant else None
-    begin = section.labels.get(f".L_overlay_start_{stored.get(_NEXT_PART)}")
-    offset = stored.get(_ENTRY_IN_PART)
+    addresses = sorted([*stored][-3:])
+    if not addresses or addresses != [*range(addresses[0], addresses[0] + 3)]:
+        return None
+    part, _, offset = (stored[address] for address in addresses)
+    begin = section.labels.get(f".L_overlay_start_{part}")
     return None if begin is None or offset is None else begin + offset
 
 

@@ -196,9 +196,11 @@ class _Translator:
     def _check_shadow_of_call(self, index: int) -> None:
         """Check that it makes no difference that a call's delay slots run before the called program."""
         bundles = self.program.bundles
-        (call,) = (instruction for instruction in bundles[index].instructions if instruction.opcode == "call")
+        (call,) = (code for code in bundles[index].instructions if code.opcode == "call")
         handed = set(registers(" ".join(call.operands)))
         for slot in bundles[index + 1 : index + 1 + self.machine.branch_delay_slots]:
+            if any(instruction.opcode == "vtrace" for instruction in slot.instructions):
+                return  # it marks the end of the call
             for instruction in slot.instructions:
                 written = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
                 if instruction.traits.latency == "event" or written in handed:
@@ -207,10 +209,8 @@ class _Translator:
     def _leave(self, number: int, block: Block) -> list[str]:
         def to(target: int | None) -> list[str]:
             if target is None:
-                return [
-                    f"left(iterations, ({''.join(f'n{block}, ' for block in range(len(self.blocks)))}))",
-                    "return t",
-                ]
+                ran = "".join(f"n{block}, " for block in range(len(self.blocks)))
+                return [f"left(iterations, ({ran}))", "return t"]
             if target > number:
                 return [f"block = {target}"]
             guard = ["iterations += 1", "if iterations > limit:", "    too_long()"]  # a misread one may not end
