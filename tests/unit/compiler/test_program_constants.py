@@ -62,6 +62,11 @@ def test_the_segment_is_found_wherever_its_message_is(ahead: int) -> None:
     assert program_constants(b"prefix" + in_blocks(held)) == CONSTANTS
 
 
+def test_the_segment_of_hundreds_of_devices_is_found() -> None:
+    many = CONSTANTS * 220  # 35 MB, as of a step on 512 devices
+    assert program_constants(image(many, noise(5000))) == many
+
+
 def test_what_does_not_account_for_all_of_the_image_is_not_taken() -> None:
     code = noise(5000)
     assert program_constants(image(b"", code)) == b""

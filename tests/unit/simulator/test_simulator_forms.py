@@ -46,6 +46,13 @@ def test_what_acts_in_the_shadow_of_a_call_is_not_guessed(slot: str) -> None:
         simulate(*top, called={"op.1": COPYING})
 
 
+def test_the_mark_of_a_calls_end_comes_after_its_shadow() -> None:
+    top = ("%s2499_s0 = smov 6", "%58 = call %s2499_s0 /* %op.1 = f(%x) */", "")
+    top += ("%59 = vtrace 2415919104", "%s3_s0 = smov 7", "", "")
+    run = simulate(*top, called={"op.1": COPYING})
+    assert run.hbm_read_bytes == 6 * 32
+
+
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_flag_that_is_named_only_where_it_is_selected(taken: int) -> None:
     fetch = "dma.hbm_to_vmem %s91_s91, 10, %s92_s92,"

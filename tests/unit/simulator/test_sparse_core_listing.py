@@ -152,13 +152,13 @@ def test_two_branches_with_one_condition_are_refused() -> None:
         split_section("pair", parse_sparse_listing("pair", listing(code, [])).scs, "scs")
 
 
-@pytest.mark.parametrize("offset", [0, 2])
-def test_a_program_goes_on_with_the_part_that_it_asks_its_loader_for(offset: int) -> None:
+@pytest.mark.parametrize(("words", "offset"), [(0x3F9D, 0), (0x3F9D, 2), (0x3F77, 2)])
+def test_a_program_goes_on_with_the_part_that_it_asks_its_loader_for(words: int, offset: int) -> None:
     # The second part is run next, the third is fetched meanwhile, and the second is entered at an offset.
     code = [
         text
-        for word, value in (("0x3F9D", 2), ("0x3F9E", 3), ("0x3F9F", offset))
-        for text in (f"lr = simm.s32 ${value:#x}", f"[smem:${word}] = sst lr")
+        for word, value in enumerate((2, 3, offset), words)
+        for text in (f"lr = simm.s32 ${value:#x}", f"[smem:$0x{word:X}] = sst lr")
     ]
     code += ["lr = scall.abs $__scs_overlays_trampoline_lowered, $1", "_ = snop"]
     code += [".L_overlay_start_1:", "_ = shalt", ".L_overlay_start_2:", *["_ = snop"] * 2, "_ = shalt"]
@@ -171,7 +171,7 @@ def test_a_program_goes_on_with_the_part_that_it_asks_its_loader_for(offset: int
 
 
 def test_a_part_that_is_entered_at_no_known_place_is_refused() -> None:
-    code = ["lr = simm.s32 $0x1", "[smem:$0x3F9D] = sst lr"]
+    code = ["lr = simm.s32 $0x1", "[smem:$0x3F9D] = sst lr", "[smem:$0x3FA0] = sst lr", "[smem:$0x3F9F] = sst lr"]
     code += ["lr = scall.abs $__scs_overlays_trampoline_lowered, $1", "_ = snop", ".L_overlay_start_1:", "_ = shalt"]
     with pytest.raises(SimulationError, match="a branch to nowhere"):
         split_section("parts", parse_sparse_listing("parts", listing(code, [])).scs, "scs")
