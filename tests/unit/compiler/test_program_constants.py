@@ -63,7 +63,7 @@ def test_the_segment_is_found_wherever_its_message_is(ahead: int) -> None:
 
 
 def test_the_segment_of_hundreds_of_devices_is_found() -> None:
-    many = CONSTANTS * 220  # 35 MB, as of a step on 512 devices
+    many = CONSTANTS * 220  # 35 MB
     assert program_constants(image(many, noise(5000))) == many
 
 

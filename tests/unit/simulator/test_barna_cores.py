@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -67,7 +66,7 @@ class _At:
     def pass_on(self, time: float, shard: Shard) -> None:
         assert (shard.size_bytes, shard.space) == (8 * V4.machine.granule_bytes, "hbm")
         self._ring.copies[self._number, shard.chip] += 1
-        self._ring.sent.append((time, self._number, replace(shard)))
+        self._ring.sent.append((time, self._number, shard))
 
 
 @pytest.mark.parametrize(("size", "forward", "backward"), [(2, 1, 0), (5, 2, 2), (8, 4, 3)])

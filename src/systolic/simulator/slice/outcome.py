@@ -93,7 +93,7 @@ def _collectives(
         op, collective = ops.get(label), facts.hlo.collectives.get(label)
         alone = op is not None and collective is not None and not collective.fused
         if collective is not None and collective.ends_later:
-            op = None
+            op = None  # it only begins the communication
         cycles = op.cycles if op is not None else tally.cycles
         result.append(
             CollectiveRun(
