@@ -151,7 +151,7 @@ _CALLED = (
 def check_generated_code(prepared: PreparedProgram) -> None:
     """Fails where the code that was made of listings is more than arithmetic on registers and calls of the model."""
     sources = [translation.source for translation in prepared.translations.values()]
-    for program in prepared.sparse_programs:
+    for program in prepared.sparse.programs:
         sources += [function.source for function in (program.scs, program.tec) if function is not None]
     for source in sources:
         check_source(source)

@@ -53,14 +53,12 @@ class DeviceModel:
         dma = DmaEngine(chip.machine, len(numbers), timelines, schedule, host_bytes_per_s=chip.host_bytes_per_s)
         sparse_cores = SparseCores(
             chip,
-            setup.sparse_programs,
-            setup.hlo.launch_orders if setup.hlo is not None else (),
+            setup.sparse,
             dma,
             schedule,
             IterationBudget(setup.max_iterations),
             spans,
             others,
-            setup.sparse_images,
             setup.tables,
         )
         mailboxes = Mailboxes(len(numbers), schedule)

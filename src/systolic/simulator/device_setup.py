@@ -15,7 +15,7 @@ from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.repeated_calls import RepeatedCalls
 from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.schedule import Schedule
-from systolic.simulator.sparse_core.program import SparseProgram
+from systolic.simulator.sparse_core.program import SparsePrograms
 from systolic.simulator.translating.translate import Translation
 
 # Contents of a called operation's operand: (operation, which call of it, operand's index) → contents, or None where
@@ -29,8 +29,7 @@ class DeviceSetup:
 
     chip: Chip
     translations: Mapping[str, Translation]
-    sparse_programs: Sequence[SparseProgram]
-    sparse_images: bytes  # of theirs in HBM; empty: not known
+    sparse: SparsePrograms
     uses: Mapping[str, BlockUse]
     hlo: TopLevelHlo | None
     parameters: Sequence[Words | Unknown]  # contents, by number

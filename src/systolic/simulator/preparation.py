@@ -19,7 +19,9 @@ from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.facts import remote_code, slice_facts
 from systolic.simulator.slice.launch import without_launch
 from systolic.simulator.slice.route_pointers import without_route_pointers
+from systolic.simulator.sparse_core.launch import names_by_number
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
+from systolic.simulator.sparse_core.program import SparsePrograms
 from systolic.simulator.sparse_core.translate import translate_sparse
 from systolic.simulator.translating.names import Allocations
 from systolic.simulator.translating.scalar import static_allocation
@@ -85,6 +87,8 @@ def prepare_listings(
             )
     with reading(f"the listing of {TOP_LEVEL}"):
         flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
+    # Copies that SparseCores may do have no listings where the TensorCore does them itself.
+    launches = [name for name in (hlo.launches if hlo is not None else ()) if name in (sparse_listings or {})]
     uses = {
         name: parse_utilization(name, text, translations[name].blocks)
         for name, text in (utilization or {}).items()
@@ -101,8 +105,11 @@ def prepare_listings(
         # A slice's top-level program also copies for other reasons.
         may_prefetch=copies and (not sliced or _PREFETCH in (hlo_text or "")),
         prepared_for=chip.machine,
-        sparse_programs=tuple(sparse_programs),
-        sparse_images=constants if sparse_programs else b"",
+        sparse=SparsePrograms(
+            programs=tuple(sparse_programs),
+            names=names_by_number(programs[TOP_LEVEL], launches),
+            images=constants if sparse_programs else b"",
+        ),
         slice_facts=slice_facts(programs, translations, slice_hlo, constants, chip.machine.granule_bytes)
         if sliced
         else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ from systolic.simulator.slice.outcome import alone, slice_run
 from systolic.simulator.slice.records import SliceRun
 from systolic.simulator.slice.run import DevicesRun, run_devices
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup
-from systolic.simulator.sparse_core.program import SparseProgram
+from systolic.simulator.sparse_core.program import SparsePrograms
 from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.translate import Translation
 
@@ -74,8 +74,7 @@ class PreparedProgram:
     # The top-level program has copies of its own, perhaps of an argument before the call.
     may_prefetch: bool
     prepared_for: MachineModel  # the machine model by which the listings were read
-    sparse_programs: tuple[SparseProgram, ...] = ()  # of the SparseCores, in the order in which they were compiled
-    sparse_images: bytes = b""  # of theirs in HBM
+    sparse: SparsePrograms = field(default_factory=SparsePrograms)
     slice_facts: SliceFacts | None = None  # of a program for many devices
 
     @with_rare_collections()
@@ -188,8 +187,7 @@ class PreparedProgram:
         return DeviceSetup(
             chip=chip,
             translations=self.translations,
-            sparse_programs=self.sparse_programs,
-            sparse_images=self.sparse_images,
+            sparse=self.sparse,
             uses=self.uses,
             hlo=self.hlo,
             parameters=(),
@@ -197,7 +195,7 @@ class PreparedProgram:
             initial=lambda _: 1,
             pointers=self.pointers,
             remember=remember,
-            repeated=RepeatedCalls(chip.machine, spans) if remember and not self.sparse_programs else None,
+            repeated=RepeatedCalls(chip.machine, spans) if remember and not self.sparse.programs else None,
         )
 
     def _assuming(

@@ -108,14 +108,3 @@ def test_an_instruction_that_takes_several_lines_keeps_its_scope() -> None:
     found = parse_hlo(kernel)
     assert found.scopes["mine.2"] == "jit(f)/attention/pallas_call"
     assert [found.parameters[number].name for number in (0, 1)] == ["x.1", "y"]
-
-
-def test_starts_of_sparse_cores_are_numbered_from_the_entry_on() -> None:
-    """The text has loops' bodies before the entry, which calls them; libtpu counts from the other end."""
-
-    def computation(header: str, *names: str) -> str:
-        starts = (f'  %{name} = f32[8]{{0}} call-start(%p), async_execution_thread="sparsecore"\n' for name in names)
-        return f"{header} (p: f32[8]) -> f32[8] {{\n{''.join(starts)}}}\n\n"
-
-    text = computation("%forward", "a", "b") + computation("%backward", "c") + computation("ENTRY %main", "d", "e")
-    assert parse_hlo(f"HloModule jit_step\n\n{text}").launch_orders == (tuple("decab"), tuple("cabde"))

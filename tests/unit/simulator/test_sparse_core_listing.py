@@ -106,29 +106,19 @@ def program(name: str, bundles: int):
     return translate_sparse(parse_sparse_listing(name, listing(["_ = snop"] * (bundles - 1) + ["_ = shalt"], [])))
 
 
-def test_a_launch_is_told_by_size_then_by_its_number_in_the_schedule() -> None:
+def test_a_launch_is_told_by_its_number_and_size() -> None:
     programs = [program(*each) for each in (("sc-start.0", 4), ("sc-start.0 again", 4), ("a", 7), ("b", 9), ("c", 9))]
-    find = programs_by_launch(programs, [["c", "a", "b"]])
-    assert find(launch(1, 7)).name == "a"
+    find = programs_by_launch(programs, {0: "c", 1: "b", 2: "b"})
+    assert find(launch(1, 7)).name == "a"  # the only one of its size
     assert [find(launch(number, 9)).name for number in (0, 2)] == ["c", "b"]
     nobody = 0xFFFFFFFF
     assert [find(launch(nobody, 8064, code)).name for code in (1, 8065, 1)] == [
         "sc-start.0", "sc-start.0 again", "sc-start.0",
     ]  # fmt: skip
-    with pytest.raises(SimulationError, match="program 1 of 9 granules"):
-        find(launch(1, 9))
+    with pytest.raises(SimulationError, match="program 3 of 9 granules"):
+        find(launch(3, 9))
     with pytest.raises(SimulationError, match="8 granules"):
         find(launch(0, 8))
-
-
-def test_sizes_tell_how_programs_are_numbered() -> None:
-    programs = [program(*each) for each in (("a", 7), ("b", 9), ("c", 9), ("d", 7))]
-    orders = (["a", "b", "c", "d"], ["c", "d", "a", "b"])
-    second = programs_by_launch(programs, orders)
-    assert [second(launch(number, 9)).name for number in (0, 3)] == ["c", "b"]  # 0 is of 7 granules in the first order
-    assert second(launch(1, 7)).name == "d"
-    first = programs_by_launch(programs, orders)
-    assert first(launch(0, 7)).name == "a"
 
 
 @pytest.mark.parametrize("negated", ["", "!"])

@@ -17,6 +17,7 @@ from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
+from systolic.simulator.sparse_core.program import SparsePrograms
 from systolic.simulator.sparse_core.translate import translate_sparse
 
 ROWS_BYTES = 128 * 128 * 4  # of a tile
@@ -47,7 +48,9 @@ class Device:
         self.program = translate_sparse(parse_sparse_listing("gather", text))
         self.dma = DmaEngine(on.machine, 1)
         self.schedule = Schedule()
-        self.cores = SparseCores(on, [self.program], ["gather"], self.dma, self.schedule, IterationBudget(10_000), 10)
+        self.cores = SparseCores(
+            on, SparsePrograms(programs=(self.program,)), self.dma, self.schedule, IterationBudget(10_000), 10
+        )
         self.cores.watch(0, "TLP", DONE)
 
     def launch(self, number: int, *, go: int | None = 0) -> None:

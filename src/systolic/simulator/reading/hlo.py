@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.launches import LaunchOrder
 from systolic.simulator.reading.operation_kinds import OperationKinds
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
@@ -16,8 +16,6 @@ _OPERAND = re.compile(r"%([\w.\-]+)", re.ASCII)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 _MAX_DIGITS = 18  # of a size, so that it fits 64 bits
 _ALIAS = re.compile(r"\{(\d{0,9})\}: \((\d{1,9}), \{\}, (?:may|must)-alias\)", re.ASCII)
-_LAUNCH = "call-start"
-_SPARSE_THREAD = 'async_execution_thread="sparsecore"'
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _COMPUTATION = re.compile(r"(?:ENTRY )?%([\w.\-]+) \(", re.ASCII)
 _MODULE = re.compile(r"HloModule ([\w.\-]{1,1000})", re.ASCII)
@@ -53,20 +51,9 @@ class TopLevelHlo:
     results: int | None = None  # how many arrays the program returns as a tuple; None: one, and no tuple
     # Results that take the memory of a parameter, by number, and that parameter's number.
     aliases: Mapping[int, int] = field(default_factory=dict)
-    # Names of the instructions that start SparseCores, as scheduled: those of the entry computation, which is the last
-    # one in the text, then of each loop's body, from the last to the first.
-    launches: tuple[tuple[str, ...], ...] = ()
+    launches: tuple[str, ...] = ()  # names of the instructions that start SparseCores, as they are scheduled
     module: str = ""  # the module's name, such as "jit_f"
     kinds: OperationKinds = field(default_factory=OperationKinds)  # opcodes, and what fusions are made of
-
-    @property
-    def launch_orders(self) -> tuple[tuple[str, ...], ...]:
-        """Return the orders in which programs of SparseCores may be numbered.
-
-        The entry's come first, or with libtpu 0.0.50 last.
-        """
-        entry, bodies = self.launches[:1], self.launches[1:]
-        return tuple(tuple(itertools.chain.from_iterable(order)) for order in ((*entry, *bodies), (*bodies, *entry)))
 
     def flops(self, instruction: str) -> int | None:
         """Return the FLOPs of one call's matrix products; None if it has none, or the text does not say."""
@@ -94,7 +81,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
     scopes: dict[str, str] = {}
     kernels: set[str] = set()
     results = None
-    launches: list[list[str]] = []  # of each computation
+    order = LaunchOrder()
     kinds = OperationKinds()
     in_entry = False
     name = ""
@@ -104,7 +91,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
             header = _COMPUTATION.match(line)
             if header is not None and line.endswith("{"):
                 kinds.enter(header[1])
-                launches.append([])
+                order.enter(header[1])
             if line.startswith("ENTRY "):
                 in_entry = True
             elif line[:2].strip() == "}":
@@ -126,8 +113,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
             scopes[name] = scope.group(1)
         if opcode == "custom-call" and _KERNEL in rest:
             kernels.add(name)
-        if opcode == _LAUNCH and _SPARSE_THREAD in rest and launches:
-            launches[-1].append(name)
+        order.add(name, opcode, rest)
         if opcode == "parameter" and in_entry:
             digits = rest.split(")", 1)[0]
             if not re.fullmatch(r"\d{1,9}", digits, re.ASCII):
@@ -148,7 +134,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
         scopes=scopes,
         results=results,
         aliases=_aliases(text.partition("\n")[0], len(parameters)),
-        launches=tuple(map(tuple, reversed(launches))),
+        launches=order.launches(),
         module=module[1] if module is not None else "",
         kinds=kinds,
     )

@@ -25,7 +25,8 @@ from systolic.simulator.slice.constant_operands import (
     copied_granules,
     stored_tables,
 )
-from systolic.simulator.slice.identity import DESCRIPTOR_WORD, IMAGE_PLACE, Word
+from systolic.simulator.slice.identity import Word
+from systolic.simulator.sparse_core.launch import DESCRIPTOR_WORD, IMAGE_PLACE
 from systolic.simulator.sparse_core.listing import IMAGE_GRANULES
 
 _BASE = re.compile(r"\[#allocation(\d+)\]", re.ASCII)

@@ -66,7 +66,7 @@ class Device:
         self.barna_cores = model.parts.barna_cores
         self.communications = [Communications() for _ in words]
         self._connect(self.dma)
-        if len(self.cores) == 1 and not setup.sparse_programs:
+        if len(self.cores) == 1 and not setup.sparse.programs:
             self.dma.least_latency_cycles = min(self._latency, around.routes.least_latency_s * around.clock_hz)
 
     def _connect(self, dma: DmaEngine) -> None:

@@ -16,6 +16,7 @@ from systolic.simulator.errors import UnknownWordsError
 from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.launch import LAUNCHED
 from systolic.simulator.slice.route_pointers import ROUTES_AT, route_pointers
+from systolic.simulator.sparse_core.launch import DESCRIPTOR_WORD, IMAGE_PLACE
 
 Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes"]
 
@@ -31,7 +32,6 @@ _OWN_CORE = "remote-core-idx"
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _THROUGH = re.compile(r"\[smem:\[(%\w+)\]\]", re.ASCII)  # an address that was selected before
 _REGISTER = re.compile(r"%\w+", re.ASCII)
-DESCRIPTOR_WORD = re.compile(r"\[smem:\[#allocation\d+ \+ \$(0x\w+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
 # Where a program's constants lie in HBM, after the allocation that names one: further than all that it writes, even
@@ -41,10 +41,6 @@ _BEHIND_96_GIB = 102 << 30
 _WIDE_ADDRESSES = 512
 # And the table of the assignment: above all that a program writes, whose results would take its place.
 _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
-
-
-# A word of the descriptor that launches a SparseCore program, by its offset: its image is among the constants.
-IMAGE_PLACE = "0x5b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

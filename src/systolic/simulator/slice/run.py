@@ -75,7 +75,7 @@ def run_devices(
     if not one_for_all:
         return run_all()
     # To execute every one of many devices would take hours.
-    alike = len(where.assignment) > MAX_APART * (2 if setup.sparse_programs else 1)
+    alike = len(where.assignment) > MAX_APART * (2 if setup.sparse.programs else 1)
     try:
         identity = with_tables(contents.of_all(setup), where, facts)
     except DivergedError:

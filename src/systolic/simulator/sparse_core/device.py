@@ -30,7 +30,7 @@ from systolic.simulator.sparse_core.outside import (
     core_of_copy,
     core_of_signal,
 )
-from systolic.simulator.sparse_core.program import SparseProgram
+from systolic.simulator.sparse_core.program import SparsePrograms
 
 SPARSE_CORE_BIT = 16  # of a remote signal's address: the core is a SparseCore
 _NOT_FOLLOWED = Unknown("contents of HBM that are not followed")
@@ -41,34 +41,30 @@ class SparseCores:
     """All SparseCores of a device, as its TensorCores see them.
 
     Args:
-      programs: programs that may be launched; `orders` name them as they may be numbered.
+      programs: programs that may be launched.
       schedule: runs the programs.
       outside: the rest of the slice.
-      images: HBM bytes of the programs, each after the tables that it looks up; empty: not known.
       tables: contents of HBM elsewhere, by pointer.
     """
 
     def __init__(
         self,
         chip: Chip,
-        programs: Sequence[SparseProgram],
-        orders: Sequence[Sequence[str]],
+        programs: SparsePrograms,
         dma: DmaEngine,
         schedule: Schedule,
         iterations: IterationBudget,
         spans: int,
         outside: Outside | None = None,
-        images: bytes = b"",
         tables: Mapping[int, Words] = _NO_TABLES,
     ) -> None:
         count = chip.sparse_core.cores_per_device if chip.sparse_core is not None else 0
         self._dma = dma
         self.outside: Outside = outside if outside is not None else Alone()
-        self._images, self._tables = array("I", images), tables
+        self._images, self._tables = array("I", programs.images), tables
         self._granule_bytes = chip.machine.granule_bytes
         self._latency = chip.machine.dma_latency_cycles
-        names = {program.name for program in programs}
-        self._programs = programs_by_launch(programs, [[name for name in order if name in names] for order in orders])
+        self._programs = programs_by_launch(programs.programs, programs.names)
         self._cores = [
             SparseCore(number, chip, dma, schedule, self, iterations, Timeline(spans) if spans else None)
             for number in range(count)

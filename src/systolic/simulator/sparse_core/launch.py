@@ -6,11 +6,13 @@ of the program, its size in HBM, and its address there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.reading.listing import Program
 from systolic.simulator.sparse_core.listing import IMAGE_GRANULES
 from systolic.simulator.sparse_core.program import SparseProgram
 
@@ -18,6 +20,10 @@ DESCRIPTOR_GRANULES = 16
 _WORDS = 128
 _AT = 0x3F80
 _NUMBER, _GRANULES, _CODE = 0x53, 0x5A, 0x5B
+# A word of a descriptor in the TensorCore's program, by its place.
+DESCRIPTOR_WORD = re.compile(r"\[smem:\[#allocation\d+ \+ \$(0x\w+)\]\]", re.ASCII)
+IMAGE_PLACE = f"{_CODE:#x}"  # the program is among the constants
+_NUMBER_PLACE, _SIZE_PLACE = f"{_NUMBER:#x}", f"{_GRANULES:#x}"
 _TABLES = 0x7F  # where the tables that the program looks up begin in HBM: right before its code
 # Sets the core up before the first program, and cleans it after the last: launched with the size of its padded image,
 # and by libtpu 0.0.52 with a number like any other.
@@ -55,19 +61,42 @@ class Launch:
         return {0: chip, **{_AT + place: word for place, word in enumerate(self.words)}}
 
 
+def names_by_number(top_level: Program, launches: Sequence[str]) -> Mapping[int, str]:
+    """Return the names of SparseCore programs by the number that stands in their descriptors.
+
+    How the compiler numbers them depends on its version; but the TensorCore's program has its launches in the order of
+    the schedule, and each one stores its program's number. Empty if there are not as many of both.
+
+    Args:
+      launches: names of launched programs, as they are scheduled.
+    """
+    constants: dict[str, int] = {}  # by register
+    stored: dict[str, list[int | None]] = {_NUMBER_PLACE: [], _SIZE_PLACE: []}  # by each launch; None: no constant
+    for instruction in top_level.instructions:
+        if instruction.opcode == "smov" and instruction.operands[0].isdecimal():
+            constants[f"%{instruction.dest}"] = int(instruction.operands[0])
+        elif instruction.traits.kind == "store" and (word := DESCRIPTOR_WORD.fullmatch(instruction.operands[0])):
+            stored.get(word[1], []).append(constants.get(instruction.operands[1]))
+    numbers = [
+        number
+        for number, granules in zip(*stored.values(), strict=False)
+        if number not in (None, MASK) and granules not in (None, IMAGE_GRANULES)
+    ]
+    return dict(zip(numbers, launches, strict=True)) if len(numbers) == len(launches) else {}
+
+
 def programs_by_launch(
-    programs: Sequence[SparseProgram], orders: Sequence[Sequence[str]]
+    programs: Sequence[SparseProgram], names: Mapping[int, str]
 ) -> Callable[[Launch], SparseProgram]:
-    """Find a launch's program: by its size, and by its number if several have that size.
+    """Find a launch's program: by its number, or where that is not known by its size, if only one has that size.
 
     Args:
       programs: all, in the order of compilation.
-      orders: names of launched programs by number, for each way of numbering them. Sizes tell which one it is.
+      names: of launched programs, by number.
     """
     starts = [program for program in programs if program.name.startswith(_START)]
     others = [program for program in programs if not program.name.startswith(_START)]
     seen: list[int] = []
-    possible = list(orders)
 
     def find(launch: Launch) -> SparseProgram:
         if launch.number == MASK or launch.granules == IMAGE_GRANULES:
@@ -77,13 +106,9 @@ def programs_by_launch(
                 return starts[seen.index(launch.code)]
             raise SimulationError("a SparseCore is set up by a program of which there is no listing")
         sized = [program for program in others if program.granules == launch.code_granules]
-        by_name = {program.name: program for program in sized}
-        fitting = [order for order in possible if launch.number < len(order) and order[launch.number] in by_name]
-        if fitting:
-            possible[:] = fitting
-            return by_name[fitting[0][launch.number]]
-        if len(sized) == 1:
-            return sized[0]
+        for program in sized:
+            if program.name == names.get(launch.number) or len(sized) == 1:
+                return program
         raise SimulationError(
             f"a SparseCore is to run program {launch.number} of {launch.granules} granules, "
             f"which is none of {', '.join(f'{other.name} ({other.granules})' for other in others) or 'no listings'}"

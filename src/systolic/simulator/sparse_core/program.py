@@ -1,9 +1,9 @@
-"""A SparseCore program that has been translated: ready to run."""
+"""SparseCore programs that have been translated: ready to run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +24,12 @@ class SparseProgram:
     symbols: Mapping[str, int]
     granules: int
     comes_with_tile_code: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsePrograms:
+    """All programs that a device's SparseCores may run."""
+
+    programs: tuple[SparseProgram, ...] = ()  # in the order in which they were compiled
+    names: Mapping[int, str] = field(default_factory=dict)  # of launched ones, by the number in their descriptors
+    images: bytes = b""  # of theirs in HBM, each after the tables that it looks up; empty: not known
