@@ -28,7 +28,8 @@ class StepMemory:
       temporary_bytes: the peak of intermediate values.
       code_bytes: the program.
       capacity_bytes: HBM of a device. The runtime reserves some of it.
-      peak_bytes: the peak of all of this, without the code; None: the compiler did not report it.
+      peak_bytes: the peak of all of this, without the code, but with temporaries in VMEM and in the host's memory;
+        None: the compiler did not report it.
     """
 
     argument_bytes: Count
@@ -41,11 +42,10 @@ class StepMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """The peak of all bytes in use."""
-        if self.peak_bytes:
-            return self.peak_bytes + self.code_bytes
+        """The peak of all bytes in use, or an upper limit of it where temporaries are elsewhere."""
         results = max(0, self.result_bytes - self.donated_bytes)
-        return self.argument_bytes + results + self.temporary_bytes + self.code_bytes
+        together = self.argument_bytes + results + self.temporary_bytes
+        return min(self.peak_bytes or together, together) + self.code_bytes
 
     @property
     def left_bytes(self) -> int:

@@ -125,3 +125,4 @@ def test_memory_counts_donated_results_once() -> None:
     assert MEMORY.needed_bytes == 10 + 1 + 20 + 1
     assert MEMORY.left_bytes == 100 - 32
     assert replace(MEMORY, peak_bytes=25).needed_bytes == 26  # not everything is there at once
+    assert replace(MEMORY, peak_bytes=90).needed_bytes == 32  # the rest of the peak is in the host's memory
