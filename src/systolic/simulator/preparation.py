@@ -87,8 +87,6 @@ def prepare_listings(
             )
     with reading(f"the listing of {TOP_LEVEL}"):
         flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
-    # Copies that SparseCores may do have no listings where the TensorCore does them itself.
-    launches = [name for name in (hlo.launches if hlo is not None else ()) if name in (sparse_listings or {})]
     uses = {
         name: parse_utilization(name, text, translations[name].blocks)
         for name, text in (utilization or {}).items()
@@ -107,7 +105,7 @@ def prepare_listings(
         prepared_for=chip.machine,
         sparse=SparsePrograms(
             programs=tuple(sparse_programs),
-            names=names_by_number(programs[TOP_LEVEL], launches),
+            names=names_by_number(programs[TOP_LEVEL], hlo.launches if hlo is not None else ()),
             images=constants if sparse_programs else b"",
         ),
         slice_facts=slice_facts(programs, translations, slice_hlo, constants, chip.machine.granule_bytes)

@@ -28,7 +28,8 @@ def test_bodies_of_loops_are_entered_where_the_schedule_has_the_loops() -> None:
             computation("%forward", start("b"), start("c")),
             computation("%inner", start("e")),
             computation("%backward", start("d"), loop("inner"), start("f")),
-            computation("%called", start("g", "host")),
+            computation("%called", start("copy")),  # within a program of the SparseCores
+            computation("%hosted", start("g", "host")),
             computation("ENTRY %main", start("a"), loop("forward"), loop("backward"), start("h")),
         )
     )
