@@ -68,7 +68,6 @@ class Core:
             return results.word(address) if word is None else word
 
         self.memory = self._memory = Memory(initial, self._iterations)
-        self.spend = self._iterations.spend
         self.skipped_cycles = 0  # by which the times that it records are later than those that it goes by
         self._rounds = rounds = device.rounds
         index = rounds.add(self, device.dma.pipe) if rounds is not None else 0

@@ -55,8 +55,8 @@ class CoreParts:
     iterations: IterationBudget  # budget of loop iterations of all its programs
     parameter: Callable[[int], int]  # gives the address of one of the whole program's parameters
     call: Callable[[int, str, Passed], Progress]  # starts a called program; (time, name, registers) → its progress
-    # Begins another round of a loop of calls; (loop, time, iterations, registers) → registers. None: changes none.
-    next_round: Callable[[int, int, int, tuple[Any, ...]], tuple[Any, ...]] | None = None
+    # Begins another round of a loop of calls; (loop, time, registers) → registers. None: changes none.
+    next_round: Callable[[int, int, tuple[Any, ...]], tuple[Any, ...]] | None = None
     running: list[Any] = field(default_factory=list)  # sequencers of its programs, each called by the one before
 
 

@@ -74,7 +74,7 @@ class Sequencer:
         self.parameter = parts.parameter
         self.call = parts.call
         self.vector = COMPUTED
-        self.next_round = parts.next_round or (lambda loop, time, iterations, registers: registers)
+        self.next_round = parts.next_round or (lambda loop, time, registers: registers)
         self._rounds = device.rounds
         self._running = parts.running
 

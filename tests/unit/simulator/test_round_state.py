@@ -18,7 +18,7 @@ FIXED = {
     "CoreCall": "iterations knows_inputs memory mxus pointers",
     "_Lookup": "_dma _operation _pipe _repeated",
     "Core": "_identity _iterations _memory _op_totals _operands _rounds _setup _timeline memory operand_words "
-    "skipped_cycles spend",
+    "skipped_cycles",
     "CoreParts": "call iterations model named_words next_round number parameter",
     "DeviceParts": "others rounds",
     "SparseFlags": "_first _schedule",

@@ -9,7 +9,7 @@ class IterationBudget:
     """A limit of loop iterations for all programs of a core together.
 
     Other work counts as well: a call as one iteration, and a copy of words of scalar memory as the iterations that take
-    as long.
+    as long. Rounds of the top-level program's loops that are skipped do not count.
     """
 
     def __init__(self, limit: int) -> None:

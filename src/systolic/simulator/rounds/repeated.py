@@ -38,8 +38,6 @@ _Operand = tuple[int, str, int]  # core, operation, index
 class RoundCore(Protocol):
     """A core, as far as its rounds go."""
 
-    spend: Callable[[int], None]  # takes iterations off the budget
-
     def skip(self, rounds: int, cycles: int) -> None:
         """Record as many rounds more, each like the latest one."""
         ...
@@ -67,7 +65,6 @@ class _AtCore:
     rounds: int = 0  # begun, after the first
     registers: Registers = ()
     words: Mapping[int, Any] = field(default_factory=dict)
-    iterations: int = 0
     counters: Any = None
 
 
@@ -124,7 +121,7 @@ class RepeatedRounds:
         at.continues = [continues and taken is back for continues, taken in zip(at.continues, jump.values, strict=True)]
         return jump.values[0]
 
-    def next(self, core: int, loop: int, time: int, iterations: int, registers: Registers) -> Registers:
+    def next(self, core: int, loop: int, time: int, registers: Registers) -> Registers:
         """Begin another round of a core's loop; return the program's registers, perhaps of a later round."""
         at = self._loops.setdefault(loop, _Loop())
         if at.tries > _MAX_TRIES:
@@ -136,7 +133,7 @@ class RepeatedRounds:
         if mine.rounds > at.rounds:
             at.rounds = mine.rounds
             self._first(at, time, registers)
-        return self._begin(at, mine, self._cores[core], iterations, registers)
+        return self._begin(at, mine, self._cores[core], registers)
 
     # ---- all programs together, when the first one begins a round ----
 
@@ -196,7 +193,7 @@ class RepeatedRounds:
 
     # ---- one program ----
 
-    def _begin(self, at: _Loop, mine: _AtCore, core: RoundCore, iterations: int, registers: Registers) -> Registers:
+    def _begin(self, at: _Loop, mine: _AtCore, core: RoundCore, registers: Registers) -> Registers:
         if at.probed_from is None:
             mine.registers, mine.words = registers, dict(core.words)
         elif mine.rounds == at.probed_from:
@@ -209,12 +206,11 @@ class RepeatedRounds:
             if at.skipped:
                 grown(list(core.counters), mine.counters, at.skipped)
                 core.skip(at.skipped, at.cycles)
-                core.spend(at.skipped * (iterations - mine.iterations))
             for address, word in core.words.items():
                 core.words[address] = in_round(at.skipped, word)
             registers = tuple(in_round(at.skipped, word) for word in registers)
         elif at.decided is None or mine.rounds < at.decided:
-            mine.iterations, mine.counters = iterations, snapshot(core.counters)
+            mine.counters = snapshot(core.counters)
         return registers
 
 

@@ -25,7 +25,7 @@ def loops_of_calls(program: Program, blocks: Sequence[Block]) -> frozenset[int]:
 def begin_round(loop: int, depth: int, *, of_calls: bool) -> list[str]:
     """Make code that begins another round of a loop."""
     lap = [f"lap({loop}, t)"] if depth == 1 else []
-    return [*lap, f"{REGISTERS} = next_round({loop}, t, iterations, ({REGISTERS}))"] if of_calls else lap
+    return [*lap, f"{REGISTERS} = next_round({loop}, t, ({REGISTERS}))"] if of_calls else lap
 
 
 def going_on(loops: frozenset[int], number: int, block: Block) -> list[str]:
