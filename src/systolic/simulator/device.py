@@ -51,12 +51,14 @@ class DeviceModel:
         numbers = range(chip.cores_per_device)
         timelines = [Timeline(spans) for _ in numbers] if spans else None
         dma = DmaEngine(chip.machine, len(numbers), timelines, schedule, host_bytes_per_s=chip.host_bytes_per_s)
+        sparse = chip.sparse_core
+        tiles = sparse.tiles_per_core * sparse.cores_per_device if sparse is not None else 1
         sparse_cores = SparseCores(
             chip,
             setup.sparse,
             dma,
             schedule,
-            IterationBudget(setup.max_iterations),
+            IterationBudget(tiles * setup.max_iterations),  # every tile goes through the loops of a program
             spans,
             others,
             setup.tables,

@@ -140,7 +140,7 @@ class PreparedProgram:
           operand_words: of each partition; empty: nothing is known.
           spans: of every core and every link.
           one_for_all: let one device represent all if that gives the same result; else all are executed.
-          max_iterations: of one core.
+          max_iterations: of one core; of SparseCores, as many for each tile, all together.
 
         Raises:
           SliceError: the program is for one device, or for another number than the slice has.
