@@ -4,12 +4,12 @@ Each time the first program begins another round, the state of the whole simulat
 before: `state`. If only words of the programs differ, and these by as much as in the round before, two further rounds
 are executed with the words of all later rounds at once: `hardware.round_words`. If no decision depends on which round
 it is, the state at their ends is the same again, and operands whose contents are known have the same in the calls of
-all later rounds, then by induction so are all rounds until the loop ends.
+all later rounds, then by induction so are all rounds until the loop ends, or until one in which a decision differs.
 
-Each program then begins its last round, with that round's words. Its clock is not advanced, since the programs are at
-different places, and copies are under way between them: times before that round and after it are in no relation, except
-by the cycles that are skipped, which each core adds to the times that it records. All counters grow by as much as in
-one round, times the rounds that were skipped.
+Each program then begins that round, with its words, and rounds after it are compared anew. Its clock is not advanced,
+since the programs are at different places, and copies are under way between them: times before that round and after it
+are in no relation, except by the cycles that are skipped, which each core adds to the times that it records. All
+counters grow by as much as in one round, times the rounds that were skipped.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from systolic.simulator.schedule import Schedule
 
 _MAX_SINGLE_TRIES = 3  # rounds that are compared with the one before, until pairs of rounds are
 _MAX_TRIES = 6  # rounds and pairs that are compared, until they are taken to differ
+_MAX_FAILURES = 3  # times in succession that none could be skipped, until they are taken to differ
 _MAX_PROBED = 3  # rounds that are executed for all later ones, until they are taken to differ
 
 Registers = tuple[Any, ...]
@@ -76,6 +77,7 @@ class _Loop:
     state: State | None = None  # at that time
     counters: Any = None
     tries: int = 0
+    failures: int = 0  # to skip any, since the last time that some were
     counted_from: int = 0  # a round, from which on every `stride`-th one begins where another may be skipped
     stride: int = 1  # two where rounds alternate, as with two buffers
     probed_from: int | None = None  # a round
@@ -126,6 +128,10 @@ class RepeatedRounds:
         at = self._loops.setdefault(loop, _Loop())
         if at.tries > _MAX_TRIES:
             return registers
+        if at.decided is not None and all(mine.rounds >= at.decided for mine in at.cores.values()):
+            failures = 0 if at.skipped else at.failures + 1
+            if failures < _MAX_FAILURES:
+                at = self._loops[loop] = _Loop(failures=failures)
         mine = at.cores.setdefault(core, _AtCore())
         mine.rounds += 1
         if (mine.rounds - at.counted_from) % at.stride:
