@@ -127,7 +127,7 @@ def test_rounds_that_are_handed_the_same_contents_are_skipped(skipped: list[int]
 
     run = program.run(on, operand_words=operand_words)
     assert run == program.run(on, operand_words=operand_words, remember=False)
-    assert (sum(skipped) > TIMES) == (other_call == TIMES)  # after the other call few are left
+    assert (sum(skipped) > TIMES // 2) == (other_call == TIMES)  # after the other call few are left
     copied_granules = 640 * TIMES + (160 if other_call < TIMES else 0)
     assert run.hbm_read_bytes == 32 * copied_granules * on.cores_per_device
 
