@@ -156,8 +156,8 @@ RECIPES = (
             "xla_tpu_enable_ici_ar_pipelining": "true",
         },
         source=f"{TPU_RECIPES}/ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8/run_recipe.sh",
-        not_run="compiled in an hour and a half, but which of several SparseCore programs of equal size is launched is "
-        "not certain: neither known way to number them fits",
+        not_run="compiled in two hours; 20 minutes of CPU time did not suffice to execute it, since the tiles of its "
+        "SparseCores go round two million times in a reduce-scatter over 512 devices",
         differs="keys and values stay on the device in the recipe; moments of 16 bits",
     ),
     Recipe(
@@ -180,7 +180,7 @@ RECIPES = (
         },
         source=f"{TPU_RECIPES}/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         differs="older compiler (jax 0.8.2); JAX's splash attention in place of tokamax'; first moments of 16 bits in "
-        "the recipe",
+        "the recipe; predicted on 27 November, when SparseCore programs of one size could be taken for one another",
     ),
     Recipe(
         chip="v7x",
