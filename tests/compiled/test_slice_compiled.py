@@ -208,7 +208,7 @@ def test_looking_collectives_up_changes_nothing(
     assert run.way == "one device for all, as slow as the slowest"
     assert {collective.name for collective in run.collectives} <= found
     found.clear()
-    monkeypatch.setattr(RepeatedRounds, "next", lambda self, core, loop, time, iterations, registers: registers)
+    monkeypatch.setattr(RepeatedRounds, "next", lambda self, core, loop, time, registers: registers)
     assert simulated() == run
     assert {collective.name for collective in run.collectives} <= found
     assert simulated(remember=False) == run

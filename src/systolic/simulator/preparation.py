@@ -87,6 +87,7 @@ def prepare_listings(
             )
     with reading(f"the listing of {TOP_LEVEL}"):
         flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
+        sparse_names = names_by_number(programs[TOP_LEVEL], hlo.launches if hlo is not None else ())
     uses = {
         name: parse_utilization(name, text, translations[name].blocks)
         for name, text in (utilization or {}).items()
@@ -105,7 +106,7 @@ def prepare_listings(
         prepared_for=chip.machine,
         sparse=SparsePrograms(
             programs=tuple(sparse_programs),
-            names=names_by_number(programs[TOP_LEVEL], hlo.launches if hlo is not None else ()),
+            names=sparse_names,
             images=constants if sparse_programs else b"",
         ),
         slice_facts=slice_facts(programs, translations, slice_hlo, constants, chip.machine.granule_bytes)
