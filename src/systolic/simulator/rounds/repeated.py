@@ -128,7 +128,7 @@ class RepeatedRounds:
         at = self._loops.setdefault(loop, _Loop())
         if at.tries > _MAX_TRIES:
             return registers
-        if at.decided is not None and all(mine.rounds >= at.decided for mine in at.cores.values()):
+        if at.decided is not None and all(begun.rounds >= at.decided for begun in at.cores.values()):
             failures = 0 if at.skipped else at.failures + 1
             if failures < _MAX_FAILURES:
                 at = self._loops[loop] = _Loop(failures=failures)
