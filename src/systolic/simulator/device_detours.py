@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.lanes import Lanes, joined, lane
+from systolic.simulator.hardware.lanes import Lanes
+from systolic.simulator.hardware.words import joined, lane
 from systolic.simulator.other_devices import OtherDevices
 from systolic.simulator.translating.detours import Detour
 

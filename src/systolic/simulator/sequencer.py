@@ -11,10 +11,11 @@ from typing import Any
 from systolic.simulator.core_parts import Activation, CoreParts, Progress
 from systolic.simulator.device_detours import DetourDevice
 from systolic.simulator.errors import SimulationError, UnknownValueError, check_most
-from systolic.simulator.hardware.lanes import Lanes, picked
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES
 from systolic.simulator.hardware.round_words import RoundWords, present
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.words import picked
 from systolic.simulator.other_devices import RemoteCopy
 from systolic.simulator.reading.listing import TOP_LEVEL
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT

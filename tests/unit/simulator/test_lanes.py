@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.lanes import FUNCTIONS, DivergedError, Lanes, joined, picked
+from systolic.simulator.hardware.lanes import DivergedError, Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.values import COMPUTED, Unknown
+from systolic.simulator.hardware.words import FUNCTIONS, joined, picked
 
 IDS: Any = Lanes((0, 1, 2, 3))
 

@@ -12,9 +12,9 @@ from simulator_listings import V5E, listing, loop
 from systolic.chips import Chip, chip
 from systolic.simulator import SimulatedRun, prepare_listings
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
-from systolic.simulator.hardware.lanes import picked
 from systolic.simulator.hardware.round_words import Probe, RoundWords
 from systolic.simulator.hardware.values import COMPUTED
+from systolic.simulator.hardware.words import picked
 from systolic.simulator.rounds.repeated import RepeatedRounds
 
 TIMES = 20

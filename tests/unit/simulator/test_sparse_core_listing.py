@@ -109,7 +109,7 @@ def program(name: str, bundles: int):
 def test_a_launch_is_told_by_its_number_and_size() -> None:
     programs = [program(*each) for each in (("sc-start.0", 4), ("sc-start.0 again", 4), ("a", 7), ("b", 9), ("c", 9))]
     find = programs_by_launch(programs, {0: "c", 1: "b", 2: "b"})
-    assert find(launch(1, 7)).name == "a"  # the only one of its size
+    assert find(launch(3, 7)).name == "a"  # the only one of its size
     assert [find(launch(number, 9)).name for number in (0, 2)] == ["c", "b"]
     nobody = 0xFFFFFFFF
     assert [find(launch(nobody, 8064, code)).name for code in (1, 8065, 1)] == [
@@ -117,6 +117,8 @@ def test_a_launch_is_told_by_its_number_and_size() -> None:
     ]  # fmt: skip
     with pytest.raises(SimulationError, match="program 3 of 9 granules"):
         find(launch(3, 9))
+    with pytest.raises(SimulationError, match="program 1 of 7 granules"):
+        find(launch(1, 7))  # it is named "b", which has another size
     with pytest.raises(SimulationError, match="8 granules"):
         find(launch(0, 8))
 

@@ -6,7 +6,6 @@ by them, all have to be equal; else devices diverge, and one cannot represent al
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,18 +13,16 @@ from typing import Any
 import numpy as np
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.round_words import RoundWords, in_each_round
-from systolic.simulator.hardware.values import SCALAR_FUNCTIONS, Unknown, larger, smaller
+from systolic.simulator.hardware.at_once import LARGEST, at_once, largest_in
+from systolic.simulator.hardware.values import Unknown
 
 
 class DivergedError(SimulationError):
     """Devices do different things, so that one cannot represent all."""
 
 
-def joined(values: Sequence[Any]) -> Any:
+def joined_lanes(values: Sequence[Any]) -> Any:
     """Return the common value of all lanes, or the lanes if they differ."""
-    if any(type(value) is RoundWords for value in values):
-        return in_each_round(lambda *of_round: joined(of_round), *values)
     first = values[0]
     kind = type(first)
     if kind is Unknown:
@@ -35,7 +32,8 @@ def joined(values: Sequence[Any]) -> Any:
     return first if same else Lanes(tuple(values))
 
 
-def _joined_array(array: np.ndarray) -> Any:
+def joined_array(array: np.ndarray) -> Any:
+    """Return the same for an array with a value per device, or with one for all."""
     first = array[0]
     return first.item() if (array == first).all() else Lanes.of(array)
 
@@ -69,68 +67,35 @@ _memo = _Memo()
 
 def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
     """Make a function work on every lane; a function that returns several words gives the lanes of each."""
-    if any(type(operand) is RoundWords for operand in operands):
-        return in_each_round(function, *operands)
     if any(type(operand) is Unknown for operand in operands):
         if function in _SAME_IF_UNKNOWN:
-            return function(*(lane(operand, 0) for operand in operands))
+            return function(*(_lane(operand, 0) for operand in operands))
         return _on_each_lane(function, operands)
     return _memo(function, operands)
 
 
 def _on_each_lane(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-    at_once = _AT_ONCE.get(function)
-    if at_once is not None:
-        arrays = [_array(operand) for operand in operands]
-        bound = _MOST.get(function)
-        if all(array is not None for array in arrays) and (bound is None or bound(*map(_largest, operands)) <= _FITS):
-            return _joined_array(at_once(*arrays))
-    results = [function(*(lane(operand, number) for operand in operands)) for number in range(lanes_in(operands))]
-    return tuple(map(joined, zip(*results, strict=True))) if type(results[0]) is tuple else joined(results)
+    array = at_once(function, operands)
+    if array is not None:
+        return joined_array(array)
+    results = [function(*(_lane(operand, number) for operand in operands)) for number in range(lanes_in(operands))]
+    return tuple(map(joined_lanes, zip(*results, strict=True))) if type(results[0]) is tuple else joined_lanes(results)
 
 
-def _array(operand: Any) -> Any:
-    """Return the operand as an array of all lanes; None if a lane is not known or too large."""
-    if type(operand) is Lanes:
-        return operand.array
-    return operand if type(operand) is bool or (type(operand) is int and abs(operand) <= _LARGEST) else None
+def _lane(value: Any, number: int) -> Any:
+    return value.values[number] if type(value) is Lanes else value
 
 
-def _largest(operand: Any) -> int:
-    return operand.largest if type(operand) is Lanes else abs(operand)
-
-
-_FITS = (1 << 63) - 1  # NumPy's whole numbers
-_LARGEST = (1 << 62) - 1  # sums and differences of such words fit
-# Functions whose results may be larger than that: their largest results.
-_MOST: dict[Callable[..., Any], Callable[[int, int], int]] = {
-    operator.mul: operator.mul,
-    operator.lshift: lambda word, bits: word << min(bits, 64),
-}
 # Functions that return the unknown operand, whatever the other one is.
 _SAME_IF_UNKNOWN = frozenset({operator.add, operator.sub, operator.mul})
-# Functions for which NumPy computes the same of such words.
-_AT_ONCE: dict[Callable[..., Any], Callable[..., Any]] = {
-    **{
-        function: function
-        for function in (operator.add, operator.sub, operator.and_, operator.or_, operator.xor, operator.neg)
-    },
-    **{
-        function: function
-        for function in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
-    },
-    **{function: function for function in (operator.mul, operator.lshift, operator.rshift)},
-    smaller: np.minimum,
-    larger: np.maximum,
-}
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def forward(self: Lanes, other: Any) -> Any:
-        return each_lane(function, self, other)
+        return each_lane(function, self, other) if isinstance(other, _WORDS) else NotImplemented
 
     def backward(self: Lanes, other: Any) -> Any:
-        return each_lane(function, other, self)
+        return each_lane(function, other, self) if isinstance(other, _WORDS) else NotImplemented
 
     return forward, backward
 
@@ -145,14 +110,14 @@ class Lanes:
         numbers = all(type(value) is int for value in values)
         self.largest = max(map(abs, values)) if numbers else 0  # where there is an array
         # The same for arithmetic at once, where all are numbers of no more than 62 bits, or truths.
-        self.array: np.ndarray | None = np.array(values, np.int64) if numbers and self.largest <= _LARGEST else None
+        self.array: np.ndarray | None = np.array(values, np.int64) if numbers and self.largest <= LARGEST else None
 
     @classmethod
     def of(cls, array: np.ndarray) -> Lanes:
         """Return the lanes of an array of results."""
         made = cls.__new__(cls)
-        made.largest = 1 if array.dtype == bool else int(np.abs(array).max())
-        made._values, made.array = (None, array) if made.largest <= _LARGEST else (tuple(array.tolist()), None)
+        made.largest = largest_in(array)
+        made._values, made.array = (None, array) if made.largest <= LARGEST else (tuple(array.tolist()), None)
         return made
 
     @property
@@ -203,44 +168,10 @@ class Lanes:
     __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __truediv__ = __rtruediv__ = _differ
 
 
-def lane(value: Any, number: int) -> Any:
-    if type(value) is RoundWords:
-        return in_each_round(lane, value, number)
-    return value.values[number] if type(value) is Lanes else value
-
-
 def lanes_in(values: Sequence[Any]) -> int:
     """Return the number of lanes; 0 if every value is the same on all devices."""
     return next((len(value.values) for value in values if type(value) is Lanes), 0)
 
 
-def _lane_by_lane(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def on_lanes(*operands: Any) -> Any:
-        for operand in operands:
-            if operand.__class__ is Lanes:
-                return each_lane(function, *operands)
-            if operand.__class__ is RoundWords:
-                return in_each_round(function, *operands)
-        return function(*operands)
-
-    return on_lanes
-
-
-def picked(predicate: Any, chosen: Any, otherwise: Any) -> Any:
-    """Choose between two words; return the predicate itself if it is an unknown value."""
-    if type(predicate) is Lanes:
-        return each_lane(picked, predicate, chosen, otherwise)
-    if type(predicate) is RoundWords:
-        return in_each_round(picked, predicate, chosen, otherwise)
-    return predicate if type(predicate) is Unknown else chosen if predicate else otherwise
-
-
-_AT_ONCE[picked] = np.where
-
-
-# Functions in the Python expressions of scalar instructions.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "picked": picked,
-    **{function.__name__: _lane_by_lane(function) for function in SCALAR_FUNCTIONS},
-}
+# Words that lanes are computed with; those that differ by round compute the result themselves.
+_WORDS = (int, float, Unknown, Lanes)

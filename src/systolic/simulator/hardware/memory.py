@@ -15,9 +15,10 @@ from typing import Any
 
 from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.lanes import DivergedError, Lanes, joined, lane, lanes_in, picked
+from systolic.simulator.hardware.lanes import DivergedError, Lanes, lanes_in
 from systolic.simulator.hardware.round_words import RoundWords, present
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.words import joined, lane, picked
 
 WORD_BYTES = 4
 ROW_WORDS = 128  # addresses in VMEM, and those that are made up, count rows of 512 bytes
@@ -216,7 +217,7 @@ class Memory:
                 or any(self.knows(space, at, size) for at in place.places())
             ):
                 place.settled()
-        now = (place.values[0] if type(place) is RoundWords else place for place in (begin, first))
+        now = (place[0] if type(place) is RoundWords else place for place in (begin, first))
         return (*now, size)
 
     def _knows(self, space: str, address: int) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from systolic.simulator.hardware.at_once import array_of
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.round_words import RoundWords
 from systolic.simulator.hardware.values import Unknown
@@ -64,8 +67,20 @@ def are_next(now: State, before: State, rounds: int) -> bool:
 
 def _is_next(now: Any, before: Any, rounds: int) -> bool:
     if type(now) is RoundWords or type(before) is RoundWords:
+        earlier, later = _rows(now, rounds), _rows(before, rounds)
+        if earlier is not None and later is not None:
+            return bool((earlier[:-1] == later[1:]).all())
         return all(map(same_word, _in_rounds(now, rounds)[:-1], _in_rounds(before, rounds)[1:]))
     return same_word(now, before)
+
+
+def _rows(word: Any, rounds: int) -> np.ndarray | None:
+    """Return an array with a row for each round; None if a word is not known or too large."""
+    array = array_of(word)
+    if array is None:
+        return None
+    rows = np.atleast_2d(array)[:rounds]
+    return np.broadcast_to(rows, (rounds, rows.shape[1]))
 
 
 def _in_rounds(word: Any, rounds: int) -> Sequence[Any]:

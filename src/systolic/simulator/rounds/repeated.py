@@ -229,5 +229,4 @@ def _in_all_rounds(probe: Probe, now: Any, before: Any) -> Any:
     if not (type(now) in (int, Lanes) and type(before) in (int, Lanes)):
         probe.limit(1)
         return now
-    step = now - before
-    return RoundWords(probe, tuple((now + number * step) & MASK for number in range(ROUNDS)))
+    return (now + RoundWords(probe, tuple(range(ROUNDS))) * (now - before)) & MASK

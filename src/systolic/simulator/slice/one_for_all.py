@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from systolic.simulator.hardware.lanes import DivergedError, Lanes, joined, lane, lanes_in
+from systolic.simulator.hardware.lanes import DivergedError, Lanes, lanes_in
+from systolic.simulator.hardware.words import joined, lane
 from systolic.simulator.other_devices import RemoteTarget, Represented
 from systolic.simulator.reading.global_barriers import Barrier, EarlySignal, GlobalBarrier
 from systolic.simulator.schedule import Schedule

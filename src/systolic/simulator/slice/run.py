@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from systolic.simulator.core_records import CoreRun, SparseCoreRun
 from systolic.simulator.device_setup import DeviceSetup, rounds_of
 from systolic.simulator.errors import TooManyCopiesError
-from systolic.simulator.hardware.lanes import DivergedError, joined
+from systolic.simulator.hardware.lanes import DivergedError
+from systolic.simulator.hardware.words import joined
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.communication import Communications

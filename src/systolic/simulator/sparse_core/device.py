@@ -12,12 +12,13 @@ from systolic.simulator.core_records import SparseCoreRun
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.lanes import Lanes, joined
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import WORD_BYTES, Words
 from systolic.simulator.hardware.round_words import in_round
 from systolic.simulator.hardware.sync_flags import FLAG_MASK
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
+from systolic.simulator.hardware.words import joined
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.core import SparseCore
 from systolic.simulator.sparse_core.launch import Launch, programs_by_launch

@@ -88,7 +88,9 @@ def names_by_number(top_level: Program, launches: Sequence[str]) -> Mapping[int,
 def programs_by_launch(
     programs: Sequence[SparseProgram], names: Mapping[int, str]
 ) -> Callable[[Launch], SparseProgram]:
-    """Find a launch's program: by its number, or where that is not known by its size, if only one has that size.
+    """Find a launch's program: by its number, or where that has no name by its size, if only one has that size.
+
+    A program with the number's name but another size is refused: then no name can be trusted.
 
     Args:
       programs: all, in the order of compilation.
@@ -106,9 +108,10 @@ def programs_by_launch(
                 return starts[seen.index(launch.code)]
             raise SimulationError("a SparseCore is set up by a program of which there is no listing")
         sized = [program for program in others if program.granules == launch.code_granules]
-        for program in sized:
-            if program.name == names.get(launch.number) or len(sized) == 1:
-                return program
+        if launch.number in names:
+            sized = [program for program in sized if program.name == names[launch.number]]
+        if len(sized) == 1:
+            return sized[0]
         raise SimulationError(
             f"a SparseCore is to run program {launch.number} of {launch.granules} granules, "
             f"which is none of {', '.join(f'{other.name} ({other.granules})' for other in others) or 'no listings'}"

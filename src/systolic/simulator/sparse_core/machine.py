@@ -14,11 +14,12 @@ from typing import Any
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.lanes import Lanes, joined, lane
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, MASK, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.words import joined, lane
 from systolic.simulator.sparse_core.actions import CoreActions, TileState
 from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
 from systolic.simulator.sparse_core.outside import SparseCopy

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.lanes import FUNCTIONS
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.words import FUNCTIONS
 from systolic.simulator.sparse_core.blocks import SparseBlock, delay_cycles, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
 from systolic.simulator.sparse_core.machine import CALLED

@@ -16,9 +16,10 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.lanes import FUNCTIONS, Lanes
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.mxu import MatrixOp, MatrixReader, Segment
 from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.words import FUNCTIONS
 from systolic.simulator.reading.blocks import Block, branch_of, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
