@@ -10,7 +10,7 @@ from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.lanes import DivergedError, Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.values import COMPUTED, Unknown
-from systolic.simulator.hardware.words import FUNCTIONS, joined, picked
+from systolic.simulator.hardware.words import SCOPE, joined, picked
 
 IDS: Any = Lanes((0, 1, 2, 3))
 
@@ -23,8 +23,8 @@ def test_arithmetic_goes_lane_by_lane_and_joins_what_is_the_same() -> None:
     assert (IDS < 2).values == (True, True, False, False)
     assert (-IDS & 3).values == (0, 3, 2, 1)
     assert (~IDS & 3).values == (3, 2, 1, 0)
-    assert FUNCTIONS["smaller"](IDS, 2).values == (0, 1, 2, 2)
-    assert [each if isinstance(each, int) else each.values for each in FUNCTIONS["signed_division"](IDS, 2)] == [
+    assert SCOPE["smaller"](IDS, 2).values == (0, 1, 2, 2)
+    assert [each if isinstance(each, int) else each.values for each in SCOPE["signed_division"](IDS, 2)] == [
         (0, 0, 1, 1),
         (0, 1, 0, 1),
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.round_words import Probe, RoundWords, in_round
 from systolic.simulator.hardware.values import COMPUTED, MASK
-from systolic.simulator.hardware.words import FUNCTIONS, picked
+from systolic.simulator.hardware.words import SCOPE, joined, lane, picked
 
 DEVICES, ROUNDS = 3, 5
 TOO_LARGE = 1 << 70
@@ -21,7 +21,7 @@ operations = st.sampled_from(
     [
         *(operator.add, operator.sub, operator.mul, operator.and_, operator.or_, operator.xor, operator.floordiv),
         *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
-        *(FUNCTIONS["larger"], FUNCTIONS["smaller"]),
+        *(SCOPE["larger"], SCOPE["smaller"]),
     ]
 )
 
@@ -78,6 +78,16 @@ def test_words_that_are_the_same_in_all_rounds_are_one() -> None:
     assert type(rounds % rounds) is int
     by_device = (rounds & 0) + Lanes((1, 2, 3))
     assert plain(by_device) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("first", [1, True, TOO_LARGE])
+def test_words_of_each_device_are_joined(first: Any) -> None:
+    by_device = [made([first, 2, 3, 4, 5]), 7, made([1, 2, 3, 4, 6])]
+    word = joined(by_device)
+    for number in range(ROUNDS):
+        assert plain(in_round(number, word)) == [in_round(number, of_device) for of_device in by_device]
+    for number, of_device in enumerate(by_device):
+        assert each_round(lane(word, number)) == each_round(of_device)
 
 
 @pytest.mark.parametrize("large", [TOO_LARGE, [1, 2, TOO_LARGE]])

@@ -84,6 +84,15 @@ class RoundWords:
             self._values = tuple(self[number] for number in range(len(self.array)))
         return self._values
 
+    def of_device(self, number: int) -> Any:
+        """Return the words of one device."""
+        if self.array is not None:
+            return _joined_rows(
+                self.probe, self.array[:, number : number + 1] if self.array.shape[1] > 1 else self.array
+            )
+        words = tuple(value.values[number] if hasattr(value, "key") else value for value in self.values)
+        return _joined(self.probe, words)
+
     def settled(self, *_: object) -> Any:
         """Return the present round's word where all rounds need the same."""
         if self.array is not None:
@@ -143,6 +152,15 @@ def in_each_round(function: Callable[..., Any], *operands: Any) -> Any:
     if type(results[0]) is tuple:
         return tuple(_joined(probe, part) for part in zip(*results, strict=True))
     return _joined(probe, results)
+
+
+def of_devices(words: Sequence[Any]) -> Any:
+    """Return one word of all devices for a word of each, of which some differ by round; None if one is not known."""
+    rounds = next(word for word in words if type(word) is RoundWords)
+    columns = [np.broadcast_to(array, (len(rounds), 1)) for array in map(array_of, words) if array is not None]
+    if len(columns) < len(words) or len({column.dtype for column in columns}) > 1:
+        return None
+    return _joined_rows(rounds.probe, np.hstack(columns))
 
 
 def _joined_rows(probe: Probe, array: np.ndarray) -> Any:

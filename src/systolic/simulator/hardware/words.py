@@ -10,21 +10,22 @@ import numpy as np
 
 from systolic.simulator.hardware.at_once import AT_ONCE
 from systolic.simulator.hardware.lanes import Lanes, each_lane, joined_lanes
-from systolic.simulator.hardware.round_words import RoundWords, in_each_round
-from systolic.simulator.hardware.values import SCALAR_FUNCTIONS, Unknown
+from systolic.simulator.hardware.round_words import RoundWords, in_each_round, of_devices
+from systolic.simulator.hardware.values import NEVER_WRITTEN, SCALAR_FUNCTIONS, Unknown
 
 
 def joined(values: Sequence[Any]) -> Any:
     """Return the common value of all lanes, or the lanes if they differ."""
     if any(type(value) is RoundWords for value in values):
-        return in_each_round(lambda *of_round: joined(of_round), *values)
+        at_once = of_devices(values)
+        return in_each_round(lambda *of_round: joined(of_round), *values) if at_once is None else at_once
     return joined_lanes(values)
 
 
 def lane(value: Any, number: int) -> Any:
     """Return a device's word."""
     if type(value) is RoundWords:
-        return in_each_round(lane, value, number)
+        return value.of_device(number)
     return value.values[number] if type(value) is Lanes else value
 
 
@@ -56,8 +57,12 @@ def _of_any_kind(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_words
 
 
-# Functions in the Python expressions of scalar instructions.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+# Names in the Python code that is made of programs. It has no others, but those that its translator adds.
+SCOPE: dict[str, Any] = {
+    "nothing": NEVER_WRITTEN,
+    "Unknown": Unknown,
+    "Lanes": Lanes,
     "picked": picked,
     **{function.__name__: _of_any_kind(function) for function in SCALAR_FUNCTIONS},
+    "__builtins__": {},
 }

@@ -33,7 +33,7 @@ _POLLS = 8  # after more equal reads of a word in a row, a tile is taken to wait
 CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
     *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core", "general", "refuse", "fetch_add"),
-    *("read_flag", "signal_inside"),
+    *("read_flag", "signal_inside", "left"),
 )
 
 
@@ -241,8 +241,12 @@ class SparseMachine:
     def blocked(self, where: str) -> None:
         self.waits_for = where
 
-    def round(self) -> None:
-        self._iterations.spend(1)
+    def round(self, count: int = 1) -> None:
+        self._iterations.spend(count)
+
+    def left(self) -> int:
+        """Return how many rounds loops may still go."""
+        return self._iterations.left
 
     def _own_tile(self) -> TileState:
         if self._tile_state is None:

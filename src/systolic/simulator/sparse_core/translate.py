@@ -1,31 +1,23 @@
 """Translate a section of a SparseCore listing into a Python generator that computes the times of all events.
 
 As in the TensorCore's programs, registers are local variables, and the machine is called for everything that takes its
-own time or concerns other units; everything else takes a cycle per bundle. Of vector instructions only masks are
-followed that compare a scalar with the lanes' numbers; values that they pass to the scalar side are unknown.
+own time or concerns other units; everything else takes a cycle per bundle.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown
-from systolic.simulator.hardware.words import FUNCTIONS
-from systolic.simulator.sparse_core.blocks import SparseBlock, delay_cycles, split_section
-from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
+from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS
+from systolic.simulator.hardware.words import SCOPE
+from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
+from systolic.simulator.sparse_core.bundle import BundleCode, BundleReader
+from systolic.simulator.sparse_core.listing import SparseListing, SparseSection
+from systolic.simulator.sparse_core.liveness import leave_out_dead_values
 from systolic.simulator.sparse_core.machine import CALLED
 from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
-from systolic.simulator.sparse_core.scalar import expression, operand, place, register
-from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
-from systolic.simulator.translating.control_flow import dispatch, until
-from systolic.simulator.translating.literals import number, quoted, variable
-from systolic.simulator.translating.scalar import choice
-
-_VECTOR_REGISTER = re.compile(r"v\d+", re.ASCII)
-_MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
+from systolic.simulator.translating.control_flow import dispatch
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
@@ -46,22 +38,15 @@ class _Translator:
         self._name = name
         self._section = section
         self._kind = kind
-        self._symbols = symbols
         self._blocks = split_section(name, section, kind)
-        self._jumps = {id(block.branch) for block in self._blocks}
-        self._variables: set[str] = set()
-        self._compared = frozenset(
-            operand
-            for bundle in section.bundles
-            for instruction in bundle.instructions
-            if instruction.opcode == LANES_BELOW
-            for operand in instruction.operands
-            if _VECTOR_REGISTER.fullmatch(operand)
-        )
+        jumps = {id(block.branch) for block in self._blocks}
+        self._reader = BundleReader(name, section, symbols, takes_turns=kind != "tec", jumps=jumps)
 
     def translate(self) -> SparseFunction:
-        bodies = [self._block(index, block) for index, block in enumerate(self._blocks)]
-        names = " = ".join(sorted(self._variables))
+        code = [[self._read(number) for number in range(block.first, block.last + 1)] for block in self._blocks]
+        leave_out_dead_values(self._blocks, code)
+        bodies = [self._block(index, code[index]) for index in range(len(code))]
+        names = " = ".join(sorted(self._reader.variables))
         lines = [
             "def run(t, machine, block):",
             *(f"    {name} = machine.{name}" for name in CALLED),
@@ -72,14 +57,7 @@ class _Translator:
         ]
         source = "\n".join(lines)
         title = f"{self._name} {self._kind}"
-        scope: dict[str, Any] = {
-            "nothing": NEVER_WRITTEN,
-            "computed": COMPUTED,
-            "lane_numbers": LANE_NUMBERS,
-            "Unknown": Unknown,
-            **FUNCTIONS,
-            "__builtins__": {},
-        }
+        scope = SCOPE | {"computed": COMPUTED, "lane_numbers": LANE_NUMBERS, "range": range}
         with reading(title):
             exec(compile(source, f"<{title!a}>", "exec"), scope)
         starts = {block.first: index for index, block in enumerate(self._blocks)}
@@ -87,214 +65,54 @@ class _Translator:
         entries = {name: starts[at] for name, at in labels.items() if name[0] != "." and at in starts}
         return SparseFunction(name=title, run=scope["run"], entries=entries, source=source)
 
-    # ---- blocks ----
+    def _read(self, number: int) -> BundleCode:
+        bundle = self._section.bundles[number]
+        try:
+            return self._reader.read(bundle)
+        except (SimulationError, LookupError, ValueError) as error:
+            raise SimulationError(f"{self._name}, line {bundle.line}: {error}") from error
 
-    def _block(self, index: int, block: SparseBlock) -> list[str]:
+    def _block(self, index: int, bundles: Sequence[BundleCode]) -> list[str]:
+        branch = self._blocks[index].branch if self._blocks[index].taken == index else None
+        if branch is not None and branch.predicate is not None and all(bundle.is_plain for bundle in bundles):
+            return self._plain_loop(index, bundles)
         code: list[str] = []
         cycles = 0
-        for bundle in self._section.bundles[block.first : block.last + 1]:
-            try:
-                events, rest, ends = self._bundle(bundle)
-            except (SimulationError, LookupError, ValueError) as error:
-                raise SimulationError(f"{self._name}, line {bundle.line}: {error}") from error
-            if events and cycles:
+        for bundle in bundles:
+            if bundle.events and cycles:
                 code.append(f"t += {cycles} * cycle")
                 cycles = 0
-            code += events + rest
-            cycles += 1 + delay_cycles(bundle)
-            if ends:
+            code += bundle.lines()
+            cycles += bundle.cycles
+            if bundle.ends:
                 return [*code, f"return t + {cycles} * cycle"]
         if cycles:
             code.append(f"t += {cycles} * cycle")
-        return code + self._leave(index, block)
+        return code + self._leave(index, self._blocks[index])
+
+    def _plain_loop(self, index: int, bundles: Sequence[BundleCode]) -> list[str]:
+        """Make a Python loop of a block that repeats itself and is not seen outside: tiles go round many of them."""
+        return [
+            "for rounds in range(left() + 1):",
+            *(f"    {line}" for bundle in bundles for line in bundle.lines()),
+            "    if not jump:",
+            "        break",
+            "round(rounds + (jump is True))",
+            f"t += (rounds + 1) * {sum(bundle.cycles for bundle in bundles)} * cycle",
+            *_go(index, self._blocks[index].following),
+        ]
 
     def _leave(self, index: int, block: SparseBlock) -> list[str]:
-        def to(target: int | None) -> list[str]:
-            if target is None:
-                return ["return t"]
-            return [*(["round()"] if target <= index else []), f"block = {target}"]
-
         if block.branch is None:
-            return to(block.following)
+            return _go(index, block.following)
         if block.branch.predicate is None:
-            return to(block.taken)
-        taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
+            return _go(index, block.taken)
+        taken, following = ([f"    {line}" for line in _go(index, to)] for to in (block.taken, block.following))
         return ["if jump:", *taken, "else:", *following]
 
-    # ---- one bundle: events, then all reads before all writes ----
 
-    def _bundle(self, bundle: SparseBundle) -> tuple[list[str], list[str], bool]:
-        events: list[str] = []
-        assigns: list[tuple[str, str]] = []
-        effects: list[str] = []
-        halts: list[str] = []
-        ends = False
-        for instruction in bundle.instructions:
-            kind = instruction.traits.kind
-            if kind == "halt":
-                ends = ends or instruction.predicate is None
-                halts += [] if instruction.predicate is None else self._guarded(instruction, ["return t"])
-            elif event := self._event(instruction, bundle.line):
-                events += self._guarded(instruction, event)
-            elif kind in ("branch", "branch out"):
-                if instruction.predicate is not None and id(instruction) in self._jumps:
-                    effects.append(f"jump = {self._condition(instruction)}")
-            elif effect := self._effect(instruction):
-                effects += self._guarded(instruction, [effect])
-            else:
-                assigns += self._assigned(instruction)
-        targets, values = (", ".join(texts) for texts in zip(*assigns, strict=True)) if assigns else ("", "")
-        if halts:  # the rest of the bundle runs first
-            events, effects = [*events, *effects, *halts], []
-        return events, effects + ([f"{targets} = {values}"] if assigns else []), ends
-
-    def _event(self, instruction: SparseInstruction, line: int) -> list[str]:
-        kind, operands = instruction.traits.kind, instruction.operands
-        where = quoted(f"{self._name}, line {line}: {instruction.text}")
-        turn = [] if self._kind == "tec" else ["yield t"]
-        if kind == "wait":
-            waits = (
-                f"wait(t, {self._place(operands[0])}, {self._operand(operands[1])}, {instruction.opcode == 'swait.eq'})"
-            )
-            return [*turn, *until(waits, where), "t = r"]
-        if kind == "stream":
-            stream = read_stream(instruction)
-            count = "1" if stream.count is None else self._operand(stream.count)
-            if stream.mask is not None:
-                count = self._lanes(stream.mask)
-            ends = f"{quoted(stream.source)}, {quoted(stream.destination)}"
-            words, flag = self._operand(stream.words), self._place(stream.flag)
-            return [
-                "yield t",
-                f"stream(t, {flag}, {ends}, {words}, {count}, {stream.count or stream.mask is not None})",
-            ]
-        if kind == "copy":
-            (flag,) = (text for text in instruction.dests if text.startswith("[sflag:"))
-            ends = [space_of(text, instruction) for text in (instruction.operands[0], instruction.dests[0])]
-            places = f"{self._place(operands[0])}, {self._place(instruction.dests[0])}"
-            spaces = f"{quoted(ends[0])}, {quoted(ends[1])}"
-            return ["yield t", f"copy(t, {self._place(flag)}, {spaces}, {places}, {self._operand(operands[1])})"]
-        if kind == "copy to any device":
-            copy = read_general_copy(instruction)
-            ends = f"{quoted(copy.source)}, {quoted(copy.destination)}"
-            flags = f"{self._place(copy.flag)}, {self._place(copy.source_flag)}"
-            size, target = self._operand(copy.granules), self._operand(copy.target)
-            return ["yield t", f"general(t, {flags}, {ends}, {size}, {target})"]
-        if kind == "fetch and add":
-            word, flag = map(self._place, instruction.dests)
-            return ["yield t", *until(f"fetch_add(t, {word}, {flag}, {self._operand(operands[0])})", where), "t = r"]
-        if kind == "task":
-            return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
-        if kind == "barrier":
-            return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
-        if kind in ("signal", "signal in the core"):
-            call = "signal" if kind == "signal" else "signal_inside"
-            return ["yield t", f"{call}(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
-        if kind == "refused":
-            return [f"refuse({where})"]
-        if kind == "unsupported":
-            raise SimulationError(f"not understood: {instruction.text}")
-        return []
-
-    def _effect(self, instruction: SparseInstruction) -> str | None:
-        kind, operands = instruction.traits.kind, instruction.operands
-        if kind == "add to flag":
-            return f"add(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
-        if kind == "set flag":
-            return f"put({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
-        if kind == "store":
-            return f"store(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
-        if kind == "write argument":
-            return f"write_argument({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
-        return None
-
-    def _assigned(self, instruction: SparseInstruction) -> list[tuple[str, str]]:
-        traits = instruction.traits
-        mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
-        if mask is not None:
-            return [(self._variable("x" + mask.group()[2:]), self._mask(instruction))]
-        if traits.kind in ("ignored", "delay", "halt"):
-            return []
-        result = []
-        for text in instruction.dests:
-            if text in self._compared:
-                result.append((self._variable("w" + text[1:]), self._in_all_lanes(instruction)))
-                continue
-            dest = register(text)
-            if dest is None:
-                continue
-            value = self._value(instruction)
-            if instruction.predicate is not None:
-                pair = (dest, f"({value})") if instruction.negated else (f"({value})", dest)
-                value = choice(self._variable(instruction.predicate), *pair)
-            result.append((self._variable(dest), value))
-        if not result and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
-            raise SimulationError(f"not understood: {instruction.text}")
-        return result
-
-    def _mask(self, instruction: SparseInstruction) -> str:
-        """Return the expression for the number of lanes of a mask."""
-        operands, lanes = instruction.operands, mask_lanes(instruction)
-        if instruction.opcode == LANES_BELOW and self._compared.issuperset(operands) and not instruction.predicate:
-            limit, numbers = (self._variable("w" + text[1:]) for text in operands)
-            return f"lanes_below({limit}, {numbers})"
-        if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
-            first, other = (self._variable("x" + text[2:]) for text in operands)
-            return f"({first} if {other}.__class__ is Unknown else {other})"
-        return "computed" if lanes is None else number(lanes)
-
-    def _in_all_lanes(self, instruction: SparseInstruction) -> str:
-        """Return the expression for the value that a vector instruction puts into every lane, or the lanes' numbers."""
-        if instruction.predicate is None:
-            if instruction.opcode in ("vmov", "vimm.s32") and instruction.operands[0][0] != "v":
-                return self._operand(instruction.operands[0])
-            if instruction.opcode == "vlaneseq.u32":
-                return "lane_numbers"
-        return "computed"
-
-    def _value(self, instruction: SparseInstruction) -> str:
-        traits, operands = instruction.traits, instruction.operands
-        if traits.kind == "load":
-            return f"load({self._place(operands[0])})"
-        if traits.kind == "read flag":
-            return f"read_flag(t, {self._place(operands[0])})"
-        if traits.kind == "read argument":
-            return f"read_argument({self._place(operands[0])})"
-        if not traits.expression:
-            raise SimulationError(f"not understood: {instruction.opcode} {', '.join(operands)}")
-        self._use(operands)
-        return expression(traits, operands, self._symbols)
-
-    # ---- names ----
-
-    def _guarded(self, instruction: SparseInstruction, code: list[str]) -> list[str]:
-        if instruction.predicate is None:
-            return code
-        return [f"if {self._condition(instruction)}:", *(f"    {line}" for line in code)]
-
-    def _condition(self, instruction: SparseInstruction) -> str:
-        name = self._variable(instruction.predicate or "")
-        return f"not {name}" if instruction.negated else name
-
-    def _lanes(self, mask: str) -> str:
-        match = _MASK_REGISTER.fullmatch(mask)
-        if match is None:
-            raise SimulationError(f"a mask that is not understood: {mask}")
-        return f"lanes({self._variable('x' + mask[2:])})"
-
-    def _operand(self, text: str) -> str:
-        self._use((text,))
-        return operand(text, self._symbols)
-
-    def _place(self, text: str) -> str:
-        self._use((text,))
-        return place(text, self._symbols)
-
-    def _use(self, texts: tuple[str, ...]) -> None:
-        for text in texts:
-            for name in re.findall(r"\b(lr|[sp]\d+)\b", text, re.ASCII):
-                self._variable(register(name) or "")
-
-    def _variable(self, name: str) -> str:
-        self._variables.add(variable(name))
-        return name
+def _go(index: int, target: int | None) -> list[str]:
+    """Make code that goes from one block to another; None: the program ends."""
+    if target is None:
+        return ["return t"]
+    return [*(["round()"] if target <= index else []), f"block = {target}"]

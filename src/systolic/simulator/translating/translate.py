@@ -16,10 +16,8 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.mxu import MatrixOp, MatrixReader, Segment
-from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
-from systolic.simulator.hardware.words import FUNCTIONS
+from systolic.simulator.hardware.words import SCOPE
 from systolic.simulator.reading.blocks import Block, branch_of, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
@@ -158,7 +156,7 @@ class _Translator:
         return with_detours(bodies, self.blocks, variables, called, lambda source: self._compiled(source, "detour"))
 
     def _compiled(self, source: str, name: str) -> Callable[..., Any]:
-        scope: dict[str, Any] = {**FUNCTIONS, **_NAMES, "__builtins__": {}}
+        scope = SCOPE | _NAMES
         exec(compile(source, _file_name(self.program.name), "exec"), scope)
         return scope[name]
 
@@ -275,7 +273,7 @@ _CALLED = (
 )
 
 # Other names in its code.
-_NAMES = {"nothing": NEVER_WRITTEN, "Unknown": Unknown, "Lanes": Lanes, "type": type, "int": int, "bool": bool}
+_NAMES = {"type": type, "int": int, "bool": bool}
 
 _ACTS = re.compile(r"\b(?:general|signal|signal_any|set_remote|send|send_descriptor|together)\(")
 _MARK = re.compile(r"  # line (\d+)$")

@@ -1,0 +1,260 @@
+"""Translate one bundle of a SparseCore program into Python code: its events, then all reads before all writes.
+
+Of vector instructions only masks are followed that compare a scalar with the lanes' numbers; values that they pass to
+the scalar side are unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.sparse_core.blocks import delay_cycles
+from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseSection
+from systolic.simulator.sparse_core.scalar import expression, operand, place, register
+from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
+from systolic.simulator.translating.control_flow import until
+from systolic.simulator.translating.literals import number, quoted, variable
+from systolic.simulator.translating.scalar import choice
+
+_VECTOR_REGISTER = re.compile(r"v\d+", re.ASCII)
+_MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
+_JUMP = "jump = "
+_TIME = re.compile(r"\bt\b", re.ASCII)
+
+
+@dataclass(slots=True, kw_only=True)
+class BundleCode:
+    """The code of one bundle.
+
+    Attributes:
+      events: what takes its own time, or is seen by other units.
+      effects: all else that is done but new values of registers.
+      values: the new values of registers, by the register's variable; their code reads the old ones.
+      cycles: how long the bundle takes, beside its events.
+      ends: the program ends with it.
+    """
+
+    events: list[str]
+    effects: list[str]
+    values: dict[str, str]
+    cycles: int
+    ends: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it does nothing that depends on the time, or that others see."""
+        seen = any(not effect.startswith(_JUMP) for effect in self.effects)
+        return not (self.events or seen or self.ends or any(_TIME.search(value) for value in self.values.values()))
+
+    def lines(self) -> list[str]:
+        assigned = [f"{', '.join(self.values)} = {', '.join(self.values.values())}"] if self.values else []
+        return [*self.events, *self.effects, *assigned]
+
+
+class BundleReader:
+    """Translates bundles of one section.
+
+    Args:
+      name: of the program.
+      symbols: values of its names.
+      takes_turns: other programs may act before an event of this one that reads what they change.
+      jumps: `id`s of the branches that end blocks.
+    """
+
+    def __init__(
+        self, name: str, section: SparseSection, symbols: Mapping[str, int], *, takes_turns: bool, jumps: Set[int]
+    ) -> None:
+        self._name = name
+        self._symbols = symbols
+        self._takes_turns = takes_turns
+        self._jumps = jumps
+        self.variables: set[str] = set()
+        self._compared = frozenset(
+            operand
+            for bundle in section.bundles
+            for instruction in bundle.instructions
+            if instruction.opcode == LANES_BELOW
+            for operand in instruction.operands
+            if _VECTOR_REGISTER.fullmatch(operand)
+        )
+
+    def read(self, bundle: SparseBundle) -> BundleCode:
+        """Translate a bundle; raise SimulationError, LookupError or ValueError for one that is not understood."""
+        events: list[str] = []
+        values: dict[str, str] = {}
+        effects: list[str] = []
+        halts: list[str] = []
+        ends = False
+        for instruction in bundle.instructions:
+            kind = instruction.traits.kind
+            if kind == "halt":
+                ends = ends or instruction.predicate is None
+                halts += [] if instruction.predicate is None else self._guarded(instruction, ["return t"])
+            elif event := self._event(instruction, bundle.line):
+                events += self._guarded(instruction, event)
+            elif kind in ("branch", "branch out"):
+                if instruction.predicate is not None and id(instruction) in self._jumps:
+                    effects.append(_JUMP + self._condition(instruction))
+            elif effect := self._effect(instruction):
+                effects += self._guarded(instruction, [effect])
+            else:
+                values.update(self._assigned(instruction, values))
+        if halts:  # the rest of the bundle runs first
+            events, effects = [*events, *effects, *halts], []
+        return BundleCode(events=events, effects=effects, values=values, cycles=1 + delay_cycles(bundle), ends=ends)
+
+    def _event(self, instruction: SparseInstruction, line: int) -> list[str]:
+        kind, operands = instruction.traits.kind, instruction.operands
+        where = quoted(f"{self._name}, line {line}: {instruction.text}")
+        turn = ["yield t"] if self._takes_turns else []
+        if kind == "wait":
+            waits = (
+                f"wait(t, {self._place(operands[0])}, {self._operand(operands[1])}, {instruction.opcode == 'swait.eq'})"
+            )
+            return [*turn, *until(waits, where), "t = r"]
+        if kind == "stream":
+            stream = read_stream(instruction)
+            count = "1" if stream.count is None else self._operand(stream.count)
+            if stream.mask is not None:
+                count = self._lanes(stream.mask)
+            ends = f"{quoted(stream.source)}, {quoted(stream.destination)}"
+            words, flag = self._operand(stream.words), self._place(stream.flag)
+            return [
+                "yield t",
+                f"stream(t, {flag}, {ends}, {words}, {count}, {stream.count or stream.mask is not None})",
+            ]
+        if kind == "copy":
+            (flag,) = (text for text in instruction.dests if text.startswith("[sflag:"))
+            ends = [space_of(text, instruction) for text in (instruction.operands[0], instruction.dests[0])]
+            places = f"{self._place(operands[0])}, {self._place(instruction.dests[0])}"
+            spaces = f"{quoted(ends[0])}, {quoted(ends[1])}"
+            return ["yield t", f"copy(t, {self._place(flag)}, {spaces}, {places}, {self._operand(operands[1])})"]
+        if kind == "copy to any device":
+            copy = read_general_copy(instruction)
+            ends = f"{quoted(copy.source)}, {quoted(copy.destination)}"
+            flags = f"{self._place(copy.flag)}, {self._place(copy.source_flag)}"
+            size, target = self._operand(copy.granules), self._operand(copy.target)
+            return ["yield t", f"general(t, {flags}, {ends}, {size}, {target})"]
+        if kind == "fetch and add":
+            word, flag = map(self._place, instruction.dests)
+            return ["yield t", *until(f"fetch_add(t, {word}, {flag}, {self._operand(operands[0])})", where), "t = r"]
+        if kind == "task":
+            return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
+        if kind == "barrier":
+            return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
+        if kind in ("signal", "signal in the core"):
+            call = "signal" if kind == "signal" else "signal_inside"
+            return ["yield t", f"{call}(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
+        if kind == "refused":
+            return [f"refuse({where})"]
+        if kind == "unsupported":
+            raise SimulationError(f"not understood: {instruction.text}")
+        return []
+
+    def _effect(self, instruction: SparseInstruction) -> str | None:
+        kind, operands = instruction.traits.kind, instruction.operands
+        if kind == "add to flag":
+            return f"add(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        if kind == "set flag":
+            return f"put({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        if kind == "store":
+            return f"store(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        if kind == "write argument":
+            return f"write_argument({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        return None
+
+    def _assigned(self, instruction: SparseInstruction, others: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Return new values of registers; `others` are those of instructions before it in the bundle."""
+        traits = instruction.traits
+        mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
+        if mask is not None:
+            return [(self._variable("x" + mask.group()[2:]), self._mask(instruction))]
+        if traits.kind in ("ignored", "delay", "halt"):
+            return []
+        result = []
+        for text in instruction.dests:
+            if text in self._compared:
+                result.append((self._variable("w" + text[1:]), self._in_all_lanes(instruction)))
+                continue
+            dest = register(text)
+            if dest is None:
+                continue
+            value = self._value(instruction)
+            if instruction.predicate is not None:
+                otherwise = f"({others[dest]})" if dest in others else dest  # under the opposite condition
+                pair = (otherwise, f"({value})") if instruction.negated else (f"({value})", otherwise)
+                value = choice(self._variable(instruction.predicate), *pair)
+            result.append((self._variable(dest), value))
+        if not result and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
+            raise SimulationError(f"not understood: {instruction.text}")
+        return result
+
+    def _mask(self, instruction: SparseInstruction) -> str:
+        """Return the expression for the number of lanes of a mask."""
+        operands, lanes = instruction.operands, mask_lanes(instruction)
+        if instruction.opcode == LANES_BELOW and self._compared.issuperset(operands) and not instruction.predicate:
+            limit, numbers = (self._variable("w" + text[1:]) for text in operands)
+            return f"lanes_below({limit}, {numbers})"
+        if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
+            first, other = (self._variable("x" + text[2:]) for text in operands)
+            return f"({first} if {other}.__class__ is Unknown else {other})"
+        return "computed" if lanes is None else number(lanes)
+
+    def _in_all_lanes(self, instruction: SparseInstruction) -> str:
+        """Return the expression for the value that a vector instruction puts into every lane, or the lanes' numbers."""
+        if instruction.predicate is None:
+            if instruction.opcode in ("vmov", "vimm.s32") and instruction.operands[0][0] != "v":
+                return self._operand(instruction.operands[0])
+            if instruction.opcode == "vlaneseq.u32":
+                return "lane_numbers"
+        return "computed"
+
+    def _value(self, instruction: SparseInstruction) -> str:
+        traits, operands = instruction.traits, instruction.operands
+        if traits.kind == "load":
+            return f"load({self._place(operands[0])})"
+        if traits.kind == "read flag":
+            return f"read_flag(t, {self._place(operands[0])})"
+        if traits.kind == "read argument":
+            return f"read_argument({self._place(operands[0])})"
+        if not traits.expression:
+            raise SimulationError(f"not understood: {instruction.opcode} {', '.join(operands)}")
+        self._use(operands)
+        return expression(traits, operands, self._symbols)
+
+    # ---- names ----
+
+    def _guarded(self, instruction: SparseInstruction, code: list[str]) -> list[str]:
+        if instruction.predicate is None:
+            return code
+        return [f"if {self._condition(instruction)}:", *(f"    {line}" for line in code)]
+
+    def _condition(self, instruction: SparseInstruction) -> str:
+        name = self._variable(instruction.predicate or "")
+        return f"not {name}" if instruction.negated else name
+
+    def _lanes(self, mask: str) -> str:
+        match = _MASK_REGISTER.fullmatch(mask)
+        if match is None:
+            raise SimulationError(f"a mask that is not understood: {mask}")
+        return f"lanes({self._variable('x' + mask[2:])})"
+
+    def _operand(self, text: str) -> str:
+        self._use((text,))
+        return operand(text, self._symbols)
+
+    def _place(self, text: str) -> str:
+        self._use((text,))
+        return place(text, self._symbols)
+
+    def _use(self, texts: tuple[str, ...]) -> None:
+        for text in texts:
+            for name in re.findall(r"\b(lr|[sp]\d+)\b", text, re.ASCII):
+                self._variable(register(name) or "")
+
+    def _variable(self, name: str) -> str:
+        self.variables.add(variable(name))
+        return name

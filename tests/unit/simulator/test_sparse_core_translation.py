@@ -1,0 +1,82 @@
+"""Code that is made of SparseCore programs: what decides nothing is left out, and tiles' loops take their time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from sparse_devices import Device, a_chip
+from sparse_listings import gather
+
+from systolic.simulator import SimulationError
+from systolic.simulator.sparse_core.listing import parse_sparse_listing
+from systolic.simulator.sparse_core.program import SparseFunction
+from systolic.simulator.sparse_core.translate import translate_sparse
+
+ON_TILE_0 = ["s30 = stileid.u32; s29 = simm.s32 $0x100001", "p9 = sne.s32 s30, $0x0", "_ = shalt @p9"]
+ENDS = ["[sflag:s29] = ssyncadd.tile.s32 $0x1; _ = shalt"]
+
+
+def counting(step: int, condition: str) -> list[str]:
+    """Makes a loop that counts in s1 and computes an address in s2; a round takes four cycles."""
+    branch = [".Ltmp1:", "(pc) = sbr.rel @p1 .LBB2_1-.Ltmp1, $1", "s2 = sshll.u32 s1, $0x4"]
+    return ["s1 = simm.s32 $0x0; s2 = simm.s32 $0x0", ".LBB2_1:", f"s1 = sadd.s32 ${step:#x}, s1", condition, *branch]
+
+
+def end(code: Sequence[str]) -> int:
+    """Returns when tile 0 has executed the code and told the sequencer."""
+    device = Device(a_chip(), gather([*ON_TILE_0, *code, *ENDS]))
+    device.launch(0)
+    return device.end()
+
+
+def tiles(code: Sequence[str]) -> SparseFunction:
+    program = translate_sparse(parse_sparse_listing("gather", gather([*ON_TILE_0, *code, *ENDS])))
+    assert program.tec is not None
+    return program.tec
+
+
+@pytest.mark.parametrize("opcode", ["slt.s32", "sne.s32"])
+@pytest.mark.parametrize(("step", "rounds"), [(1, 1), (4, 127), (16, 9_000)])
+def test_a_loop_takes_all_its_rounds(opcode: str, step: int, rounds: int) -> None:
+    code = counting(step, f"p1 = {opcode} s1, ${step * rounds:#x}")
+    assert "for rounds in" in tiles(code).source
+    assert end(code) == end([]) + 1 + 4 * rounds
+
+
+def test_what_follows_a_loop_has_its_last_words() -> None:
+    waits = ["s1 = sadd.s32 s1, s1", "p2 = sne.s32 s1, $0x30", "_ = swait.ge @p2 [sflag:$0x9], $0x1"]
+    assert end([*counting(2, "p1 = slt.s32 s1, $0x18"), *waits]) == end([]) + 1 + 4 * 12 + 3
+
+
+def test_a_loop_without_an_end_is_refused() -> None:
+    with pytest.raises(SimulationError, match="loops went round more than 10,000 times"):
+        end(counting(2, "p1 = sne.s32 s1, $0x3"))
+
+
+def test_a_loop_that_waits_is_executed_round_by_round() -> None:
+    waiting = counting(1, "p1 = slt.s32 s1, $0x3; _ = swait.ge [sflag:$0x9], $0x0")
+    assert "for rounds in" not in tiles(waiting).source
+    assert end(waiting) == end([]) + 1 + 4 * 3
+
+
+def test_addresses_that_decide_nothing_are_left_out() -> None:
+    address = ["s5 = sshll.u32 s30, $0x7", "s6 = sadd.s32 $0x1000, s5", "s7 = simm.s32 $0x80"]
+    stream = "[tilespmem:s6], [sflag:$0x5] = stream.linear.gather [hbm4b:s2+s6], {}, $0x38"
+    without = tiles([*address, stream.format("$0x80")])
+    assert " s5" not in without.source.partition("while True")[2]
+    assert " s6" not in without.source.partition("while True")[2]
+    assert "s7" in tiles([*address, stream.format("s7")]).source.partition("while True")[2]
+    assert end([*address, stream.format("$0x80")]) == end([]) + 4
+
+
+def test_a_value_that_only_another_round_reads_is_kept() -> None:
+    # s4 is what s1 was a round before, and decides how often the loop goes round.
+    loop = counting(1, "p1 = slt.s32 s4, $0x5; s4 = sadd.s32 $0x0, s1")
+    assert end(["s4 = simm.s32 $0x0", *loop]) == end([]) + 2 + 4 * 6
+
+
+@pytest.mark.parametrize(("first", "rounds"), [(1, 3), (0, 5)])
+def test_two_values_under_opposite_conditions_are_one(first: int, rounds: int) -> None:
+    limit = [f"s3 = simm.s32 ${first:#x}", "p3 = sne.s32 s3, $0x0", "s4 = simm.s32 @p3 $0x3; s4 = simm.s32 @!p3 $0x5"]
+    assert end([*limit, *counting(1, "p1 = slt.s32 s1, s4")]) == end([]) + 4 + 4 * rounds
