@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sparse_devices import Device, a_chip
 from sparse_listings import gather
 
 from systolic.simulator import SimulationError
+from systolic.simulator.sparse_core import translate
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
 from systolic.simulator.sparse_core.program import SparseFunction
 from systolic.simulator.sparse_core.translate import translate_sparse
@@ -80,3 +83,61 @@ def test_a_value_that_only_another_round_reads_is_kept() -> None:
 def test_two_values_under_opposite_conditions_are_one(first: int, rounds: int) -> None:
     limit = [f"s3 = simm.s32 ${first:#x}", "p3 = sne.s32 s3, $0x0", "s4 = simm.s32 @p3 $0x3; s4 = simm.s32 @!p3 $0x5"]
     assert end([*limit, *counting(1, "p1 = slt.s32 s1, s4")]) == end([]) + 4 + 4 * rounds
+
+
+def test_what_is_not_read_under_its_condition_is_left_out() -> None:
+    # s5 and s6 are addresses in all rounds but the last, in which s5 counts.
+    chain = ["s5 = sshll.u32 @!p3 s30, $0x7", "s6 = sadd.s32 @!p3 $0x1000, s5", "s5 = simm.s32 @p3 $0x3"]
+    stream = "[tilespmem:s6], [sflag:$0x5] = stream.linear.gather @!p3 [hbm4b:s2+s6], $0x80, $0x38"
+    waits = ["p4 = slt.s32 @p3 s5, $0x3", "_ = swait.ge @p3 [sflag:$0x9], $0x0; _ = sdelay $0x2"]
+    for first in ("p3 = sne.s32 s30, s30", "p3 = seq.s32 s30, s30"):
+        code = [first, *chain, stream, *waits]
+        body = tiles(code).source.partition("while True")[2]
+        assert "s6" not in body
+        assert "<<" not in body
+        assert end(code) == end([]) + len(code) + 2
+
+
+REGISTERS = st.sampled_from(["s1", "s2", "s3"])
+CONDITIONS = st.sampled_from(["", "", "@p1 ", "@!p1 ", "@p2 ", "@!p2 "])
+PLACES = st.sampled_from(["[smem:$0x40]", "[smem:$0x41]"])
+
+
+@st.composite
+def instructions(draw: st.DrawFn) -> str:
+    dest, one, other = draw(REGISTERS), draw(REGISTERS), draw(REGISTERS)
+    condition, predicate = draw(CONDITIONS), draw(st.sampled_from(["p1", "p2"]))
+    kinds = [
+        f"{dest} = sadd.s32 {condition}{one}, {other}",
+        f"{dest} = simm.s32 {condition}${draw(st.integers(0, 5)):#x}",
+        f"{dest} = sld {condition}{draw(PLACES)}",
+        f"{draw(PLACES)} = sst {condition}{one}",
+        f"{predicate} = slt.s32 {condition}{one}, {other}",
+        f"_ = swait.ge {condition}[sflag:$0x9], $0x0; {dest} = sadd.s32 {condition}$0x1, {one}",
+    ]
+    return draw(st.sampled_from(kinds))
+
+
+BODIES = st.lists(instructions(), max_size=8)
+
+
+@settings(max_examples=60)
+@given(BODIES, BODIES, BODIES, CONDITIONS)
+def test_a_program_does_the_same_without_what_is_left_out(
+    before: list[str], body: list[str], after: list[str], stores: str
+) -> None:
+    known = [f"s{number} = simm.s32 ${number:#x}" for number in (1, 2, 3)]
+    known += ["p1 = seq.s32 s1, s1", "p2 = sne.s32 s1, s1", "[smem:$0x40] = sst s2", "[smem:$0x41] = sst s3"]
+    branch = ["s9 = sadd.s32 $0x1, s9", "p3 = slt.s32 s9, $0x4", ".Ltmp1:", "(pc) = sbr.rel @p3 .LBB2_1-.Ltmp1, $1"]
+    loop = ["s9 = simm.s32 $0x0", ".LBB2_1:", *body, *branch, "_ = snop"]
+    code = [*known, *before, *loop, *after, f"[smem:$0x42] = sst {stores}s1"]
+
+    def outcome() -> tuple[int, dict[int, object]]:
+        device = Device(a_chip(), gather([*ON_TILE_0, *code, *ENDS]))
+        device.launch(0)
+        return device.end(), device.cores._cores[0].tiles[0].memory
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translate, "leave_out_dead_values", lambda blocks, code: None)
+        executed = outcome()
+    assert outcome() == executed

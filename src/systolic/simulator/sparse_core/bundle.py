@@ -7,7 +7,7 @@ the scalar side are unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
@@ -25,6 +25,42 @@ _JUMP = "jump = "
 _TIME = re.compile(r"\bt\b", re.ASCII)
 
 
+Condition = tuple[str, bool]  # a predicate register's variable, and the value that it has to have
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that is done, if its condition holds."""
+
+    code: Sequence[str]
+    condition: Condition | None
+
+    def lines(self) -> list[str]:
+        if self.condition is None:
+            return [*self.code]
+        name, wanted = self.condition
+        return [f"if {name if wanted else f'not {name}'}:", *(f"    {line}" for line in self.code)]
+
+
+@dataclass(frozen=True, slots=True)
+class NewValue:
+    """The new value of a register, if its condition holds; else it is another one.
+
+    Attributes:
+      otherwise: the register's variable, or the value under the opposite condition.
+    """
+
+    code: str
+    condition: Condition | None
+    otherwise: str
+
+    def expression(self) -> str:
+        if self.condition is None:
+            return self.code
+        name, wanted = self.condition
+        return choice(name, *((f"({self.code})", self.otherwise) if wanted else (self.otherwise, f"({self.code})")))
+
+
 @dataclass(slots=True, kw_only=True)
 class BundleCode:
     """The code of one bundle.
@@ -37,21 +73,23 @@ class BundleCode:
       ends: the program ends with it.
     """
 
-    events: list[str]
-    effects: list[str]
-    values: dict[str, str]
+    events: list[Step]
+    effects: list[Step]
+    values: dict[str, NewValue]
     cycles: int
     ends: bool
 
     @property
     def is_plain(self) -> bool:
         """True if it does nothing that depends on the time, or that others see."""
-        seen = any(not effect.startswith(_JUMP) for effect in self.effects)
-        return not (self.events or seen or self.ends or any(_TIME.search(value) for value in self.values.values()))
+        seen = any(not line.startswith(_JUMP) for step in self.effects for line in step.code)
+        timed = any(_TIME.search(value.code) for value in self.values.values())
+        return not (self.events or seen or self.ends or timed)
 
     def lines(self) -> list[str]:
-        assigned = [f"{', '.join(self.values)} = {', '.join(self.values.values())}"] if self.values else []
-        return [*self.events, *self.effects, *assigned]
+        values = [value.expression() for value in self.values.values()]
+        assigned = [f"{', '.join(self.values)} = {', '.join(values)}"] if values else []
+        return [line for step in (*self.events, *self.effects) for line in step.lines()] + assigned
 
 
 class BundleReader:
@@ -83,25 +121,25 @@ class BundleReader:
 
     def read(self, bundle: SparseBundle) -> BundleCode:
         """Translate a bundle; raise SimulationError, LookupError or ValueError for one that is not understood."""
-        events: list[str] = []
-        values: dict[str, str] = {}
-        effects: list[str] = []
-        halts: list[str] = []
+        events: list[Step] = []
+        values: dict[str, NewValue] = {}
+        effects: list[Step] = []
+        halts: list[Step] = []
         ends = False
         for instruction in bundle.instructions:
-            kind = instruction.traits.kind
+            kind, condition = instruction.traits.kind, self._condition(instruction)
             if kind == "halt":
-                ends = ends or instruction.predicate is None
-                halts += [] if instruction.predicate is None else self._guarded(instruction, ["return t"])
+                ends = ends or condition is None
+                halts += [] if condition is None else [Step(["return t"], condition)]
             elif event := self._event(instruction, bundle.line):
-                events += self._guarded(instruction, event)
+                events.append(Step(event, condition))
             elif kind in ("branch", "branch out"):
-                if instruction.predicate is not None and id(instruction) in self._jumps:
-                    effects.append(_JUMP + self._condition(instruction))
+                if condition is not None and id(instruction) in self._jumps:
+                    effects.append(Step([_JUMP + (condition[0] if condition[1] else f"not {condition[0]}")], None))
             elif effect := self._effect(instruction):
-                effects += self._guarded(instruction, [effect])
+                effects.append(Step([effect], condition))
             else:
-                values.update(self._assigned(instruction, values))
+                values.update(self._assigned(instruction, condition, values))
         if halts:  # the rest of the bundle runs first
             events, effects = [*events, *effects, *halts], []
         return BundleCode(events=events, effects=effects, values=values, cycles=1 + delay_cycles(bundle), ends=ends)
@@ -166,28 +204,26 @@ class BundleReader:
             return f"write_argument({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         return None
 
-    def _assigned(self, instruction: SparseInstruction, others: Mapping[str, str]) -> list[tuple[str, str]]:
+    def _assigned(
+        self, instruction: SparseInstruction, condition: Condition | None, others: Mapping[str, NewValue]
+    ) -> dict[str, NewValue]:
         """Return new values of registers; `others` are those of instructions before it in the bundle."""
         traits = instruction.traits
         mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
         if mask is not None:
-            return [(self._variable("x" + mask.group()[2:]), self._mask(instruction))]
+            dest = self._variable("x" + mask.group()[2:])
+            return {dest: NewValue(self._mask(instruction), None, dest)}
         if traits.kind in ("ignored", "delay", "halt"):
-            return []
-        result = []
+            return {}
+        result = {}
         for text in instruction.dests:
             if text in self._compared:
-                result.append((self._variable("w" + text[1:]), self._in_all_lanes(instruction)))
-                continue
-            dest = register(text)
-            if dest is None:
-                continue
-            value = self._value(instruction)
-            if instruction.predicate is not None:
-                otherwise = f"({others[dest]})" if dest in others else dest  # under the opposite condition
-                pair = (otherwise, f"({value})") if instruction.negated else (f"({value})", otherwise)
-                value = choice(self._variable(instruction.predicate), *pair)
-            result.append((self._variable(dest), value))
+                dest = self._variable("w" + text[1:])
+                result[dest] = NewValue(self._in_all_lanes(instruction), None, dest)
+            elif dest := register(text):
+                other = others.get(self._variable(dest))  # under the opposite condition
+                otherwise = dest if other is None else f"({other.expression()})"
+                result[dest] = NewValue(self._value(instruction), condition, otherwise)
         if not result and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
             raise SimulationError(f"not understood: {instruction.text}")
         return result
@@ -227,14 +263,9 @@ class BundleReader:
 
     # ---- names ----
 
-    def _guarded(self, instruction: SparseInstruction, code: list[str]) -> list[str]:
-        if instruction.predicate is None:
-            return code
-        return [f"if {self._condition(instruction)}:", *(f"    {line}" for line in code)]
-
-    def _condition(self, instruction: SparseInstruction) -> str:
-        name = self._variable(instruction.predicate or "")
-        return f"not {name}" if instruction.negated else name
+    def _condition(self, instruction: SparseInstruction) -> Condition | None:
+        predicate = instruction.predicate
+        return None if predicate is None else (self._variable(predicate), not instruction.negated)
 
     def _lanes(self, mask: str) -> str:
         match = _MASK_REGISTER.fullmatch(mask)
