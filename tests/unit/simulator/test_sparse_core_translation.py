@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sparse_devices import Device, a_chip
 from sparse_listings import gather
@@ -121,7 +121,6 @@ def instructions(draw: st.DrawFn) -> str:
 BODIES = st.lists(instructions(), max_size=8)
 
 
-@settings(max_examples=60)
 @given(BODIES, BODIES, BODIES, CONDITIONS)
 def test_a_program_does_the_same_without_what_is_left_out(
     before: list[str], body: list[str], after: list[str], stores: str
