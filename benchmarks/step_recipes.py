@@ -178,7 +178,7 @@ RECIPES = (
         },
         source=f"{TPU_RECIPES}/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         differs="older compiler (jax 0.8.2); JAX's splash attention in place of tokamax'; first moments of 16 bits in "
-        "the recipe; predicted on 27 November, when SparseCore programs of one size could be taken for one another",
+        "the recipe",
     ),
     Recipe(
         chip="v7x",
