@@ -1,14 +1,19 @@
 """Work of SparseCores, from the compiler to a time: a kernel's and XLA's own, alone and beside a product."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
+from slice_programs import function_of
 
 from systolic import simulate
-from systolic.chips import Chip, chip
+from systolic.chips import Chip, SliceShape, chip
+from systolic.compiler import WorkerPool, submit_compilation
 from systolic.lessons.kernels.sparse_core import gather, take
 from systolic.report import chrome_trace
 from systolic.simulator import SimulatedRun
+from systolic.timing import prepare_program, target_of
 
 TABLE = jax.ShapeDtypeStruct((65_536, 128), jnp.float32)
 INDEX = jax.ShapeDtypeStruct((8_192,), jnp.int32)
@@ -75,3 +80,23 @@ def test_a_scatter_stays_on_the_tensor_core() -> None:
     run = simulate(lambda x: jnp.bincount(x, length=64), counts, chip="v7x")
     assert run.sparse_cores == ()
     assert run.provenance == "simulated"
+
+
+@pytest.mark.exhaustive
+def test_programs_of_one_size_are_told_apart_by_the_loops_that_launch_them() -> None:
+    on = chip("v7x")
+    shape = SliceShape.parse(on, "2x2x1")
+    fn, argument = function_of("two loops", len(shape.devices))
+    with WorkerPool(1) as pool:
+        program = submit_compilation(pool, fn, (argument,), target_of(on, shape), cache=None).result()
+    # Instructions of each loop's body, in the order in which the entry has the loops.
+    bodies = {
+        name: re.findall(r"^\s*%(\S+) = .* call-start\(", body, re.MULTILINE)
+        for name, body in re.findall(r"^%(\S+) \(.*?\{$(.*?)^\}", program.top_level_hlo, re.MULTILINE | re.DOTALL)
+    }
+    loops = re.findall(r" while\(.*body=%([\w.\-]+)", program.top_level_hlo)
+    expected = [launch for loop in loops for launch in bodies[loop] * 3]
+    assert len(loops) == 2
+    assert len(set(expected)) == 4
+    run = prepare_program(program, on).run_slice(shape, program.assignment, chip=on).slowest
+    assert {tuple(started(run, core.core)) for core in run.sparse_cores if core.ops} == {tuple(expected)}

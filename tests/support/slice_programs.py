@@ -56,6 +56,17 @@ def layers(x: jax.Array) -> jax.Array:
     return lax.scan(layer, x, None, length=9)[0]
 
 
+def two_loops(x: jax.Array) -> jax.Array:
+    """Two loops of three rounds, whose collectives are of the same sizes."""
+
+    def layer(x: jax.Array, scale: float) -> jax.Array:
+        gathered = jnp.tanh(lax.all_gather(x, ALL, tiled=True) @ jnp.full((128, 128), scale))
+        return lax.psum_scatter(gathered, ALL, tiled=True)
+
+    once = lax.scan(lambda x, _: (layer(x, 1.0), None), x, None, length=3)[0]
+    return lax.scan(lambda x, _: (layer(x, 2.0), None), once, None, length=3)[0]
+
+
 # Some devices send, some do not, some receive: XLA looks such permutations up in a table.
 SOME = [(0, 3), (1, 0), (3, 1)]
 
@@ -77,6 +88,7 @@ FUNCTIONS = {
     "collective-permute": (next_one, PartitionSpec(ALL)),
     "collective-permute in a loop": (around, PartitionSpec(ALL)),
     "layers": (layers, PartitionSpec(ALL)),
+    "two loops": (two_loops, PartitionSpec(ALL)),
 }
 
 
