@@ -80,6 +80,11 @@ class BundleCode:
     ends: bool
 
     @property
+    def is_empty(self) -> bool:
+        """True if it only takes time."""
+        return not (self.events or self.effects or self.values)
+
+    @property
     def is_plain(self) -> bool:
         """True if it does nothing that depends on the time, or that others see."""
         seen = any(not line.startswith(_JUMP) for step in self.effects for line in step.code)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from systolic.simulator.sparse_core.blocks import SparseBlock
-from systolic.simulator.sparse_core.bundle import BundleCode, Condition, NewValue
+from systolic.simulator.sparse_core.bundle import BundleCode, Condition
 
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _VARIABLE = re.compile(r"\b[spwx]\d+\b", re.ASCII)
@@ -26,72 +25,70 @@ def leave_out_dead_values(blocks: Sequence[SparseBlock], code: Sequence[Sequence
     Args:
       code: of each block, its bundles'.
     """
-    reads = [[_Reads.of(bundle) for bundle in bundles] for bundles in code]
+    bundles = [[_Bundle(bundle) for bundle in reversed(of_block) if not bundle.is_empty] for of_block in code]
     alive_at = [_Alive(set) for _ in blocks]  # where a block begins
-
-    def alive_after(block: SparseBlock) -> _Alive:
-        alive = _Alive(set)
+    before: list[set[int]] = [set() for _ in blocks]
+    for index, block in enumerate(blocks):
         for target in (block.taken, block.following):
+            if target is not None:
+                before[target].add(index)
+    waiting = set(range(len(blocks)))
+    while waiting:
+        index = max(waiting)
+        waiting.remove(index)
+        alive = _Alive(set)
+        for target in (blocks[index].taken, blocks[index].following):
             if target is not None:
                 for name, conditions in alive_at[target].items():
                     alive[name] |= conditions
-        return alive
-
-    changed = True
-    while changed:
-        changed = False
-        for index in reversed(range(len(blocks))):
-            alive = alive_after(blocks[index])
-            for bundle in reversed(reads[index]):
-                bundle.go_back(alive)
-            changed = changed or alive != alive_at[index]
+        for bundle in bundles[index]:
+            bundle.go_back(alive)
+        if alive != alive_at[index]:
             alive_at[index] = alive
-    for index, block in enumerate(blocks):
-        alive = alive_after(block)
-        for bundle, read in zip(reversed(code[index]), reversed(reads[index]), strict=True):
-            bundle.values = {name: bundle.values[name] for name in read.go_back(alive)}
+            waiting |= before[index]
+    for of_block in bundles:
+        for bundle in of_block:
+            bundle.leave_out()
 
 
-@dataclass(frozen=True, slots=True)
-class _Reads:
+class _Bundle:
     """The registers that a bundle reads for what it does, and for each of its new values."""
 
-    done: Mapping[str, set[Condition | None]]
-    values: Mapping[str, tuple[NewValue, frozenset[str]]]
+    def __init__(self, code: BundleCode) -> None:
+        self._code = code
+        self._done = _Alive(set)
+        for step in (*code.events, *code.effects):
+            _read(self._done, _registers("\n".join(step.code)), step.condition)
+        self._values: dict[str, tuple[Condition | None, frozenset[str]]] = {}
+        for name, value in code.values.items():
+            if value.otherwise == name:
+                self._values[name] = value.condition, _registers(value.code)
+            else:  # two values, one of which it gets
+                self._values[name] = None, _registers(value.expression())
+        self._predicates = [name for name in code.values if name[0] == "p"]
+        self._counting: list[str] = []
 
-    @staticmethod
-    def of(bundle: BundleCode) -> _Reads:
-        done = _Alive(set)
-        for step in (*bundle.events, *bundle.effects):
-            _read(done, _registers("\n".join(step.code)), step.condition)
-        values = {}
-        for name, value in bundle.values.items():
-            if value.otherwise != name:  # two values, one of which it gets
-                value = NewValue(value.expression(), None, name)
-            values[name] = value, _registers(value.code)
-        return _Reads(done, values)
-
-    def go_back(self, alive: _Alive) -> list[str]:
-        """Change the registers alive after the bundle into those before it; return those whose new values count."""
-        for predicate in self.values:
-            if predicate[0] == "p":  # conditions were those of its new value
-                for conditions in alive.values():
-                    if conditions & {(predicate, True), (predicate, False)}:
-                        conditions -= {(predicate, True), (predicate, False)}
-                        conditions.add(None)
-        counting = [name for name, (value, _) in self.values.items() if _is_alive(alive, name, value.condition)]
-        after = {name: alive.pop(name) for name in counting}
+    def go_back(self, alive: _Alive) -> None:
+        """Change the registers alive after the bundle into those before it."""
+        for predicate in self._predicates:  # conditions were those of its new value
+            both = {(predicate, True), (predicate, False)}
+            for name, conditions in alive.items():
+                if not conditions.isdisjoint(both):
+                    alive[name] = conditions - both | {None}
+        self._counting = [name for name, (condition, _) in self._values.items() if _is_alive(alive, name, condition)]
+        after = {name: alive.pop(name) for name in self._counting}
         for name, conditions in after.items():
-            value, read = self.values[name]
-            _read(alive, read, value.condition)
-            if value.condition is not None:
-                predicate, wanted = value.condition
-                opposite = (predicate, not wanted)
-                others = {opposite if condition is None else condition for condition in conditions - {value.condition}}
-                alive[name] |= others
-        for name, conditions in self.done.items():
+            condition, read = self._values[name]
+            _read(alive, read, condition)
+            if condition is not None:
+                opposite = (condition[0], not condition[1])
+                alive[name] |= {opposite if other is None else other for other in conditions if other != condition}
+        for name, conditions in self._done.items():
             alive[name] |= conditions
-        return counting
+
+    def leave_out(self) -> None:
+        """Remove the values that did not count when registers were last followed."""
+        self._code.values = {name: self._code.values[name] for name in self._counting}
 
 
 def _read(alive: _Alive, names: frozenset[str], condition: Condition | None) -> None:
