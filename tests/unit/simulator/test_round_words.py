@@ -26,7 +26,7 @@ operations = st.sampled_from(
 )
 
 
-def made(values: list[Any]) -> RoundWords:
+def made(values: list[Any]) -> Any:
     return RoundWords(Probe(), tuple(of_devices(value) for value in values))
 
 

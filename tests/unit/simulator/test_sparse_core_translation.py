@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -131,7 +131,7 @@ def test_a_program_does_the_same_without_what_is_left_out(
     loop = ["s9 = simm.s32 $0x0", ".LBB2_1:", *body, *branch, "_ = snop"]
     code = [*known, *before, *loop, *after, f"[smem:$0x42] = sst {stores}s1"]
 
-    def outcome() -> tuple[int, dict[int, object]]:
+    def outcome() -> tuple[int, Mapping[int, object]]:
         device = Device(a_chip(), gather([*ON_TILE_0, *code, *ENDS]))
         device.launch(0)
         return device.end(), device.cores._cores[0].tiles[0].memory
