@@ -13,6 +13,7 @@ from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.round_words import Probe, RoundWords, in_round
 from systolic.simulator.hardware.values import COMPUTED, MASK
 from systolic.simulator.hardware.words import SCOPE, joined, lane, picked
+from systolic.simulator.rounds.repeated import _in_all_rounds
 
 DEVICES, ROUNDS = 3, 5
 TOO_LARGE = 1 << 70
@@ -114,3 +115,17 @@ def test_rounds_are_alike_until_one_has_another_word(others: list[Any]) -> None:
     assert rounds.settled() == 1
     assert rounds.probe.alike == 3
     assert {1, of_devices(others[2]) if not isinstance(others[2], list) else 2} <= rounds.places()
+
+
+@pytest.mark.parametrize("truths", [False, Lanes((1, 5, 9)) > 4, Lanes((False, True, True))])
+def test_truth_values_do_not_go_on_evenly(truths: Any) -> None:
+    probe = Probe()
+    assert _in_all_rounds(probe, truths, truths ^ True) is truths
+    assert probe.failed
+
+
+def test_numbers_go_on_evenly() -> None:
+    probe = Probe()
+    word = _in_all_rounds(probe, Lanes((7, 9, MASK)), Lanes((5, 10, MASK - 4)))
+    assert [plain(in_round(number, word)) for number in (0, 1, 3)] == [[7, 9, MASK], [9, 8, 3], [13, 6, 11]]
+    assert not probe.failed

@@ -17,8 +17,8 @@ from systolic.simulator.hardware.values import NEVER_WRITTEN, SCALAR_FUNCTIONS, 
 def joined(values: Sequence[Any]) -> Any:
     """Return the common value of all lanes, or the lanes if they differ."""
     if any(type(value) is RoundWords for value in values):
-        at_once = of_devices(values)
-        return in_each_round(lambda *of_round: joined(of_round), *values) if at_once is None else at_once
+        word = of_devices(values)
+        return in_each_round(lambda *of_round: joined(of_round), *values) if word is None else word
     return joined_lanes(values)
 
 

@@ -226,7 +226,12 @@ def _in_all_rounds(probe: Probe, now: Any, before: Any) -> Any:
         return now
     if isinstance(now, Unknown):
         return now
-    if not (type(now) in (int, Lanes) and type(before) in (int, Lanes)):
+    if not (_is_number(now) and _is_number(before)):
         probe.limit(1)
         return now
     return (now + RoundWords(probe, tuple(range(ROUNDS))) * (now - before)) & MASK
+
+
+def _is_number(word: Any) -> bool:
+    """True of a word that may go on evenly; truth values, also those of all devices, do not."""
+    return type(word) is int or (type(word) is Lanes and all(type(value) is int for value in word.values))

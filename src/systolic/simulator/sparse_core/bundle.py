@@ -7,94 +7,19 @@ the scalar side are unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.sparse_core.blocks import delay_cycles
+from systolic.simulator.sparse_core.code import JUMP, BundleCode, Condition, NewValue, Step
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseSection
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
 from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
 from systolic.simulator.translating.control_flow import until
 from systolic.simulator.translating.literals import number, quoted, variable
-from systolic.simulator.translating.scalar import choice
 
 _VECTOR_REGISTER = re.compile(r"v\d+", re.ASCII)
 _MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
-_JUMP = "jump = "
-_TIME = re.compile(r"\bt\b", re.ASCII)
-
-
-Condition = tuple[str, bool]  # a predicate register's variable, and the value that it has to have
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Something that is done, if its condition holds."""
-
-    code: Sequence[str]
-    condition: Condition | None
-
-    def lines(self) -> list[str]:
-        if self.condition is None:
-            return [*self.code]
-        name, wanted = self.condition
-        return [f"if {name if wanted else f'not {name}'}:", *(f"    {line}" for line in self.code)]
-
-
-@dataclass(frozen=True, slots=True)
-class NewValue:
-    """The new value of a register, if its condition holds; else it is another one.
-
-    Attributes:
-      otherwise: the register's variable, or the value under the opposite condition.
-    """
-
-    code: str
-    condition: Condition | None
-    otherwise: str
-
-    def expression(self) -> str:
-        if self.condition is None:
-            return self.code
-        name, wanted = self.condition
-        return choice(name, *((f"({self.code})", self.otherwise) if wanted else (self.otherwise, f"({self.code})")))
-
-
-@dataclass(slots=True, kw_only=True)
-class BundleCode:
-    """The code of one bundle.
-
-    Attributes:
-      events: what takes its own time, or is seen by other units.
-      effects: all else that is done but new values of registers.
-      values: the new values of registers, by the register's variable; their code reads the old ones.
-      cycles: how long the bundle takes, beside its events.
-      ends: the program ends with it.
-    """
-
-    events: list[Step]
-    effects: list[Step]
-    values: dict[str, NewValue]
-    cycles: int
-    ends: bool
-
-    @property
-    def is_empty(self) -> bool:
-        """True if it only takes time."""
-        return not (self.events or self.effects or self.values)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if it does nothing that depends on the time, or that others see."""
-        seen = any(not line.startswith(_JUMP) for step in self.effects for line in step.code)
-        timed = any(_TIME.search(value.code) for value in self.values.values())
-        return not (self.events or seen or self.ends or timed)
-
-    def lines(self) -> list[str]:
-        values = [value.expression() for value in self.values.values()]
-        assigned = [f"{', '.join(self.values)} = {', '.join(values)}"] if values else []
-        return [line for step in (*self.events, *self.effects) for line in step.lines()] + assigned
 
 
 class BundleReader:
@@ -140,7 +65,7 @@ class BundleReader:
                 events.append(Step(event, condition))
             elif kind in ("branch", "branch out"):
                 if condition is not None and id(instruction) in self._jumps:
-                    effects.append(Step([_JUMP + (condition[0] if condition[1] else f"not {condition[0]}")], None))
+                    effects.append(Step([JUMP + (condition[0] if condition[1] else f"not {condition[0]}")], None))
             elif effect := self._effect(instruction):
                 effects.append(Step([effect], condition))
             else:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from systolic.simulator.sparse_core.blocks import SparseBlock
-from systolic.simulator.sparse_core.bundle import BundleCode, Condition
+from systolic.simulator.sparse_core.code import BundleCode, Condition
 
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _VARIABLE = re.compile(r"\b[spwx]\d+\b", re.ASCII)

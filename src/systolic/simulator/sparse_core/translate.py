@@ -12,7 +12,8 @@ from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS
 from systolic.simulator.hardware.words import SCOPE
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
-from systolic.simulator.sparse_core.bundle import BundleCode, BundleReader
+from systolic.simulator.sparse_core.bundle import BundleReader
+from systolic.simulator.sparse_core.code import BundleCode
 from systolic.simulator.sparse_core.listing import SparseListing, SparseSection
 from systolic.simulator.sparse_core.liveness import leave_out_dead_values
 from systolic.simulator.sparse_core.machine import CALLED
