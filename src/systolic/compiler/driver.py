@@ -18,6 +18,7 @@ from systolic.compiler.cache import ProgramCache
 from systolic.compiler.constants import program_constants
 from systolic.compiler.dump import ALL_LISTED, SOURCE_LINES_FLAG, Dump, MissingListingError, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
+from systolic.compiler.memory import give_back_freed_memory
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.stage import at_stage
@@ -103,6 +104,7 @@ def compile_function(
             raise
         finally:
             empty_dump(dump)
+            give_back_freed_memory()
     program = _program(compiled, left, target=target, compile_s=compile_s, key=key, assignment=assignment)
     if cache is not None:
         cache.put(key, program)

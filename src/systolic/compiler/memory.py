@@ -1,7 +1,8 @@
-"""Read the free memory of this machine, or of the container that this process runs in."""
+"""Read the free memory of this machine, or of the container that this process runs in, and give freed memory back."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,15 @@ def bearable_bytes(workers: int, root: Path = Path("/")) -> int | None:
     """
     free = [*_free_on_machine(root), *_free_in_groups(root)]
     return max(_MIN_FREE_BYTES, int(min(free) * _SHARE) // workers) if free else None
+
+
+def give_back_freed_memory() -> None:
+    """Let the C library return the memory to the system that was freed in this process.
+
+    It keeps most otherwise: 5 of 7 GB after the compilation of a step, in the way of its simulation. Only glibc does.
+    """
+    with suppress(OSError, AttributeError):  # another C library, or another system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _free_on_machine(root: Path) -> Iterator[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
@@ -200,12 +199,9 @@ class DmaEngine:
         if flag.waiting:
             self.schedule.changed(flag)
         flag.label = label
-        landing = flag.landing
-        landing.append((time, granules))
-        if len(landing) > _MAX_UNDER_WAY:
-            check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
-        if len(landing) > 1 and landing[-2][0] > time:
-            flag.landing = deque(sorted(landing))
+        flag.send(time, granules)
+        if len(flag.landing) > _MAX_UNDER_WAY:
+            check_most(len(flag.landing), _MAX_UNDER_WAY, "copies under way to one flag")
 
     def wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
         """Wait until `flag` counts `granules`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -30,20 +32,40 @@ FlagKeys = tuple[tuple[int, int], ...]  # flags that programs share, by core and
 class Flag(Waited):
     count: int = 0
     landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
+    under_way: int = 0  # granules
+    may_fall: bool = False  # a negative amount was sent
     label: str = ""  # the communication with other devices that signals it
+
+    def send(self, time: int, amount: int) -> None:
+        """Let an amount land at a time."""
+        landing = self.landing
+        if landing and landing[-1][0] > time:
+            bisect.insort(landing, (time, amount))
+        else:
+            landing.append((time, amount))
+        self.under_way += amount
+        self.may_fall |= amount < 0
 
     def is_zero_from(self, time: float) -> bool:
         """True if the count is zero from a time on, until something else is sent."""
-        return not self.count + sum(amount for _, amount in self.landing) and all(at <= time for at, _ in self.landing)
+        return not self.count + self.under_way and all(at <= time for at, _ in self.landing)
 
     def until(self, satisfied: Callable[[int, int], bool], value: int) -> tuple[int, int] | None:
         """Return how many pieces land until the count satisfies, and when the last one does; None: it does not."""
         count = self.count
+        # A program that waits for thousands of copies is tried again with each of them.
+        if satisfied is operator.ge and not self.may_fall and count + self.under_way < value:
+            return None
         for pieces, (time, amount) in enumerate(self.landing, 1):
             count += amount
             if satisfied(count, value):
                 return pieces, time
         return None
+
+    def land_until(self, time: int) -> None:
+        """Let all land that has by then."""
+        while self.landing and self.landing[0][0] <= time:
+            self.land_first(1)
 
     def land_first(self, pieces: int) -> int:
         """Let the first `pieces` under way land; return when the last of them has."""
@@ -51,7 +73,13 @@ class Flag(Waited):
         for _ in range(pieces):
             now, amount = self.landing.popleft()
             self.count += amount
+            self.under_way -= amount
         return now
+
+    def reset(self, count: int) -> None:
+        """Set the count; nothing is under way."""
+        self.count, self.under_way = count, 0
+        self.landing.clear()
 
 
 class SyncFlags:
@@ -84,9 +112,8 @@ class SyncFlags:
     def landed(self, core: int, program: str, time: int, number: int) -> Flag:
         """Return a flag that counts what has landed on it by then."""
         flag = self._by_program.get((core, program, number)) or self.flag(core, program, number)
-        landing = flag.landing
-        while landing and landing[0][0] <= time:
-            flag.count += landing.popleft()[1]
+        if flag.landing:
+            flag.land_until(time)
         return flag
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
@@ -95,15 +122,14 @@ class SyncFlags:
         for number, flag in self._by_owner.get((core, program), {}).items():
             if flag.landing and flag.landing[-1][0] > time:
                 return None
-            if count := flag.count + sum(amount for _, amount in flag.landing):
+            if count := flag.count + flag.under_way:
                 counts.append((number, count))
         return tuple(sorted(counts))
 
     def reset_own_flags(self, core: int, program: str, counts: OwnFlags) -> None:
         """Set a program's own flags to `counts`, and all its others to zero."""
         for flag in self._by_owner.get((core, program), {}).values():
-            flag.count = 0
-            flag.landing.clear()
+            flag.reset(0)
         for number, count in counts:
             self.flag(core, program, number).count = count
 

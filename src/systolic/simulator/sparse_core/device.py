@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -62,7 +61,7 @@ class SparseCores:
         count = chip.sparse_core.cores_per_device if chip.sparse_core is not None else 0
         self._dma = dma
         self.outside: Outside = outside if outside is not None else Alone()
-        self._images, self._tables = array("I", programs.images), tables
+        self._images, self._tables = programs.image_words, tables
         self._granule_bytes = chip.machine.granule_bytes
         self._latency = chip.machine.dma_latency_cycles
         self._programs = programs_by_launch(programs.programs, programs.names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from systolic.simulator.hardware.memory import WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +35,9 @@ class SparsePrograms:
     programs: tuple[SparseProgram, ...] = ()  # in the order in which they were compiled
     names: Mapping[int, str] = field(default_factory=dict)  # of launched ones, by the number in their descriptors
     images: bytes = b""  # of theirs in HBM, each after the tables that it looks up; empty: not known
+
+    @property
+    def image_words(self) -> Sequence[int]:
+        """The images as words, without a copy: all devices of a slice look up the same."""
+        whole = len(self.images) // WORD_BYTES * WORD_BYTES
+        return memoryview(self.images)[:whole].cast("I")
