@@ -99,7 +99,7 @@ class OtherDevices(Outside, Protocol):
         ...
 
     def together(self, core: int, time: int, barrier: Barrier, label: str) -> int | None:
-        """Return when a barrier of all devices ends; None: it has to be executed."""
+        """Return when a barrier ends; None: it has to be executed."""
         ...
 
     def first(self, words: Sequence[Any]) -> Any:

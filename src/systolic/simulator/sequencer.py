@@ -212,7 +212,7 @@ class Sequencer:
             self._others.signal(self._core, self._translation.name, time, address, amount, label)
 
     def together(self, time: int, block: int, label: str) -> int | None:
-        """Pass the barrier of all devices that a block ends with; None: execute it."""
+        """Pass the barrier that a block ends with; None: execute it."""
         assert self._others is not None
         return self._others.together(self._core, time, self._translation.barriers[block], label)
 

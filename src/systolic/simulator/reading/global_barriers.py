@@ -1,8 +1,9 @@
-"""Barriers of all devices: each signals the first device, which waits for all others and then signals each of them.
+"""Barriers: each device signals the first one, which waits for all others and then signals each of them.
 
-The first device thus differs from the others, so one representative device cannot execute it. Its begin and end are
-read from the listing, so that `slice/one_for_all.py` can leave it out. On v4 devices may signal the first one some time
-before the rest of the barrier.
+The first device thus differs from the others, so one representative device cannot execute it. Begin and end are read
+from the listing, so that `slice/one_for_all.py` can leave the barrier out. There are barriers of all devices, which
+signal in a loop, and barriers of the devices of a collective's group, each with its first device, whose signals stand
+one after the other. On v4, and in groups, devices may signal the first one some time before the rest of the barrier.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from systolic.simulator.opcode_traits import Kind
 from systolic.simulator.reading.blocks import Block, branch_of
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 
-_WAIT = "global-barrier-wait"
+_WAIT, _WAIT_IN_GROUP = "global-barrier-wait", "replica-group-barrier-wait"
 # A barrier's own acts. Everything else in its blocks only writes registers.
 _BARRIER_KINDS = ("signal", "add to flag", "wait")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBarrier:
-    """A barrier of all devices in a listing."""
+    """A barrier in a listing, of all devices or of those of a group."""
 
     end: int  # the block after it
     others: int  # number of devices that the first one waits for
@@ -31,6 +32,7 @@ class GlobalBarrier:
     each_cycles: int  # from one of its signals to the next
     after_cycles: int  # after a device's own wait
     has_signalled: bool = False  # the first device, by an `EarlySignal`
+    in_group: bool = False  # of the collective that it belongs to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class EarlySignal:
     end: int  # the block after it
     signal: Instruction
     cycles: int
-    mentioned: frozenset[str]  # operands of its block, among them the flag
+    mentioned: frozenset[str]  # operands of its block and of the one before, among them the flag
 
 
 Barrier = GlobalBarrier | EarlySignal
@@ -72,7 +74,8 @@ def _signal_at(first: int, program: Program, blocks: Sequence[Block]) -> EarlySi
         return None
     if len(signals) != 1 or not _leaves_nothing(program, blocks, range(signal, end), end):
         return None
-    mentioned = frozenset(text for code in _instructions(program, blocks[signal]) for text in code.operands)
+    nearby = (code for block in blocks[first:end] for code in _instructions(program, block))
+    mentioned = frozenset(text for code in nearby for text in code.operands)
     return EarlySignal(end=end, signal=signals[0], cycles=blocks[signal].cycles, mentioned=mentioned)
 
 
@@ -80,39 +83,81 @@ def _barrier_at(
     ask: int, signal: EarlySignal, program: Program, blocks: Sequence[Block], *, has_signalled: bool = False
 ) -> GlobalBarrier | None:
     """Return the barrier whose second test for the first device ends a block."""
-    wait, loop, again, own_wait, end = range(ask + 1, ask + 6)
-    if end >= len(blocks):
+    telling = _telling(ask, program, blocks)
+    if telling is None:
         return None
-    waits = [list(_of_kind(program, blocks[block], "wait")) for block in (wait, own_wait)]
-    if any(len(wait) != 1 or _WAIT not in wait[0].comment for wait in waits):
-        return None
-    (all_there,), (told,) = waits
-    flag = all_there.operands[0]
+    wait, again = ask + 1, telling.again
+    own_wait, end = again + 1, again + 2
     joins = (
         (blocks[ask].taken, blocks[ask].following) == (again, wait)
-        and _leads(blocks[wait], loop)
-        and (blocks[loop].taken, blocks[loop].following) == (loop, again)
         and (blocks[again].taken, blocks[again].following) == (end, own_wait)
         and _leads(blocks[own_wait], end)
     )
-    signals = list(_of_kind(program, blocks[loop], "signal"))
-    if has_signalled and flag not in signal.mentioned:
+    waits = [list(_of_kind(program, blocks[block], "wait")) for block in (wait, own_wait)]
+    if not joins or any(len(wait) != 1 or telling.wait not in wait[0].comment for wait in waits):
         return None
-    if not joins or len(signals) != 1 or told.operands != (flag, "1") or not all_there.operands[1].isdecimal():
+    (all_there,), (told,) = waits
+    flag, others = all_there.operands[:2]
+    if told.operands != (flag, "1") or not others.isdecimal() or (has_signalled and flag not in signal.mentioned):
         return None
     # Of a barrier in one piece that is skipped from the signal on.
-    skipped = range(ask + 1 if has_signalled else ask - 1, end)
-    if not _leaves_nothing(program, blocks, skipped, end):
+    skipped = range(wait if has_signalled else ask - 1, end)
+    if telling.signals not in (None, int(others)) or not _leaves_nothing(program, blocks, skipped, end):
         return None
     return GlobalBarrier(
         end=end,
-        others=int(all_there.operands[1]),
+        others=int(others),
         signal=signal.signal,
         before_cycles=0 if has_signalled else signal.cycles,
-        between_cycles=blocks[wait].cycles,
-        each_cycles=blocks[loop].cycles,
+        between_cycles=telling.between_cycles,
+        each_cycles=telling.each_cycles,
         after_cycles=blocks[own_wait].cycles,
         has_signalled=has_signalled,
+        in_group=telling.wait == _WAIT_IN_GROUP,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Telling:
+    """The first device's wait for the others, and its signals to them."""
+
+    again: int  # the block after it
+    wait: str  # the comment of both waits
+    signals: int | None  # None: in a loop
+    between_cycles: int
+    each_cycles: int
+
+
+def _telling(ask: int, program: Program, blocks: Sequence[Block]) -> _Telling | None:
+    """Return the first device's part of a barrier, which follows a block."""
+    wait, loop = ask + 1, ask + 2
+    if loop + 2 >= len(blocks):
+        return None
+    signals = [
+        index
+        for index in range(blocks[wait].first, blocks[wait].last + 1)
+        for instruction in program.bundles[index].instructions
+        if instruction.traits.kind == "signal"
+    ]
+    if not _leads(blocks[wait], loop):
+        return None
+    if signals:
+        return _Telling(
+            again=loop,
+            wait=_WAIT_IN_GROUP,
+            signals=len(signals),
+            between_cycles=signals[0] - blocks[wait].first,
+            each_cycles=(signals[-1] - signals[0]) // max(1, len(signals) - 1),
+        )
+    again, in_loop = loop + 1, list(_of_kind(program, blocks[loop], "signal"))
+    if again + 2 >= len(blocks) or len(in_loop) != 1 or (blocks[loop].taken, blocks[loop].following) != (loop, again):
+        return None
+    return _Telling(
+        again=again,
+        wait=_WAIT,
+        signals=None,
+        between_cycles=blocks[wait].cycles,
+        each_cycles=blocks[loop].cycles,
     )
 
 

@@ -219,7 +219,7 @@ class Device:
         return True
 
     def together(self, core: int, time: int, barrier: Barrier, label: str) -> int | None:
-        end = self._around.barrier_end(time, barrier, self._wait_cycles)
+        end = self._around.barrier_end(time, barrier, self._wait_cycles, label)
         if end is not None:
             later = self.skipped_cycles(core)
             self.communications[core].signalled(label, time + later)

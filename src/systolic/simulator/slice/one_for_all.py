@@ -8,18 +8,18 @@ check fails, or devices branch differently, one device cannot represent all.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from systolic.simulator.hardware.lanes import DivergedError, Lanes, lanes_in
 from systolic.simulator.hardware.words import joined, lane
 from systolic.simulator.other_devices import RemoteTarget, Represented
-from systolic.simulator.reading.global_barriers import Barrier, EarlySignal, GlobalBarrier
+from systolic.simulator.reading.global_barriers import Barrier, EarlySignal
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
+from systolic.simulator.slice.barrier_times import Groups, barrier_end_cycles
 from systolic.simulator.slice.fair_shares import fair_rates
 from systolic.simulator.slice.network import Ended, Network, Pipes, Stream
 from systolic.simulator.slice.routes import Link, Route, Routes
@@ -47,6 +47,7 @@ class OneForAll:
     network: PatternNetwork
     addresses: Addresses
     count: int  # of devices
+    groups: Mapping[str, Groups] = field(default_factory=dict)  # of devices, by collective
     slowest_counts: bool = False  # whether all are as slow as the slowest where they differ
     differed: bool = False  # whether they did
     _targets: dict[tuple[object, ...], RemoteTarget] = field(default_factory=dict)
@@ -142,14 +143,15 @@ class OneForAll:
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes) -> None:
         self.network.send(sender.number, time, route, size_bytes, ended, pipes)
 
-    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int) -> int | None:
+    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int, name: str) -> int | None:
         """Return when the last device goes on, if all may be timed like it."""
         if not self.slowest_counts:
             return None
         self.differed = True
         if isinstance(barrier, EarlySignal):
             return time + barrier.cycles
-        return barrier_end_cycles(barrier, time, self.routes, self.clock_hz, wait_cycles)
+        groups = self.groups.get(name, ()) if barrier.in_group else (range(self.count),)
+        return barrier_end_cycles(barrier, time, groups, self.routes, self.clock_hz, wait_cycles)
 
     def back_together(self, times: Sequence[int]) -> int:
         """Return when the last device goes on, if all may be timed like it."""
@@ -176,26 +178,6 @@ class OneForAll:
         if not self.slowest_counts:
             raise DivergedError(why)
         self.differed = True
-
-
-def barrier_end_cycles(barrier: GlobalBarrier, time: float, routes: Routes, clock_hz: float, wait_cycles: int) -> int:
-    """Return when the last device leaves a barrier to which all come at one time.
-
-    Every device is timed like the last; others leave microseconds earlier, and wait for the last when they next need
-    its data.
-
-    Raises:
-      DivergedError: it is not a barrier of all devices.
-    """
-    count = routes.devices
-    if count != barrier.others + 1:
-        raise DivergedError(f"a barrier of {barrier.others + 1} of {count} devices")
-    out = [routes.between(0, device).latency_s * clock_hz for device in range(1, count)]
-    back = max(routes.between(device, 0).latency_s * clock_hz for device in range(1, count))
-    signalled = time if barrier.has_signalled else time + barrier.before_cycles + back
-    all_known = signalled + wait_cycles + barrier.between_cycles
-    last = max(all_known + number * barrier.each_cycles + latency for number, latency in enumerate(out))
-    return math.ceil(last) + wait_cycles + barrier.after_cycles
 
 
 class PatternNetwork(Network):

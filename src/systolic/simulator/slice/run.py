@@ -164,6 +164,10 @@ def _run_one_for_all(
         network=network,
         addresses=Addresses(where.shape, where.route_tables),
         count=count,
+        groups={
+            name: [[where.assignment[partition] for partition in group] for group in collective.groups]
+            for name, collective in facts.hlo.collectives.items()
+        },
         slowest_counts=slowest_counts,
     )
     words = [

@@ -96,8 +96,8 @@ class Surroundings(Protocol):
         """Send bytes from `time` on, through those pipes to HBM; `ended` is called when the last has left."""
         ...
 
-    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int) -> int | None:
-        """Return when a barrier of all devices ends; None: they execute it."""
+    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int, name: str) -> int | None:
+        """Return when a barrier of an operation ends; None: devices execute it."""
         ...
 
     def back_together(self, times: Sequence[int]) -> int:
@@ -171,7 +171,7 @@ class AllDevices:
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes) -> None:
         self.network.send(sender.number, time, route, size_bytes, ended, pipes)
 
-    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int) -> int | None:
+    def barrier_end(self, time: int, barrier: Barrier, wait_cycles: int, name: str) -> int | None:
         """Return None: devices execute the barrier."""
         return None
 
