@@ -42,7 +42,8 @@ class EarlySignal:
     end: int  # the block after it
     signal: Instruction
     cycles: int
-    mentioned: frozenset[str]  # operands of its block and of the one before, among them the flag
+    mentioned: frozenset[str]  # operands of its block, among them the flag in barriers of all devices
+    is_first: str  # the register by which the first device leaves it out
 
 
 Barrier = GlobalBarrier | EarlySignal
@@ -74,9 +75,9 @@ def _signal_at(first: int, program: Program, blocks: Sequence[Block]) -> EarlySi
         return None
     if len(signals) != 1 or not _leaves_nothing(program, blocks, range(signal, end), end):
         return None
-    nearby = (code for block in blocks[first:end] for code in _instructions(program, block))
-    mentioned = frozenset(text for code in nearby for text in code.operands)
-    return EarlySignal(end=end, signal=signals[0], cycles=blocks[signal].cycles, mentioned=mentioned)
+    mentioned = frozenset(text for code in _instructions(program, blocks[signal]) for text in code.operands)
+    is_first = _branch_condition(program, blocks[first])
+    return EarlySignal(end=end, signal=signals[0], cycles=blocks[signal].cycles, mentioned=mentioned, is_first=is_first)
 
 
 def _barrier_at(
@@ -98,7 +99,8 @@ def _barrier_at(
         return None
     (all_there,), (told,) = waits
     flag, others = all_there.operands[:2]
-    if told.operands != (flag, "1") or not others.isdecimal() or (has_signalled and flag not in signal.mentioned):
+    belongs = flag in signal.mentioned or _branch_condition(program, blocks[again]) == signal.is_first
+    if told.operands != (flag, "1") or not others.isdecimal() or (has_signalled and not belongs):
         return None
     # Of a barrier in one piece that is skipped from the signal on.
     skipped = range(wait if has_signalled else ask - 1, end)
@@ -232,6 +234,12 @@ def _left_after(program: Program, block: Block, left: frozenset[str]) -> tuple[f
 def _is_pointer(instruction: Instruction) -> bool:
     """True if it reads what its own bundle writes."""
     return instruction.traits.kind == "pointer"
+
+
+def _branch_condition(program: Program, block: Block) -> str:
+    """Return the register that a block's branch depends on; "" if there is none."""
+    branch = branch_of(program.bundles[block.branch]) if block.branch is not None else None
+    return _condition(branch) if branch is not None else ""
 
 
 def _condition(instruction: Instruction) -> str:
