@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from slice_programs import (
     ALL,
     compiled,
@@ -34,6 +37,12 @@ from systolic.timing import prepare_program, target_of
 def pool() -> Iterator[WorkerPool]:
     with WorkerPool(max_workers=1) as made:
         yield made
+
+
+def farthest_us(shape: SliceShape) -> float:
+    """How far devices can be apart behind a barrier: the first one's signals need so long for the last."""
+    routes = Routes(shape)
+    return max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
 
 
 @pytest.mark.sampled(2)
@@ -130,10 +139,7 @@ def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
     assert one.way == "one device for all, as slow as the slowest"
     assert one.devices == every.devices
     shape = SliceShape.parse(chip(chip_name), extents)
-    routes = Routes(shape)
-    farthest_us = max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
-    # How far devices can be apart behind a barrier: the first one's signals need so long for the last.
-    assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
+    assert one.time_us == pytest.approx(every.time_us, abs=farthest_us(shape))
 
 
 @pytest.mark.sampled(1)
@@ -194,6 +200,43 @@ def test_devices_that_find_their_partners_by_branches_go_on_together(pool) -> No
     assert link_bytes(one) == link_bytes(every)
     # Some ways through the branches are longer than others, by cycles.
     assert one.time_us == pytest.approx(every.time_us, rel=0.02)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("chip_name", "extents", "groups"),
+    [
+        ("v6e", "4x4", 4),
+        ("v6e", "4x4", 2),
+        ("v5e", "4x4", 2),
+        ("v5p", "2x2x2", 2),
+        ("v7x", "2x2x2", 2),
+        ("v7x", "2x2x2", 4),
+    ],
+)
+def test_a_groups_first_device_waits_for_the_others(
+    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents, groups
+) -> None:
+    known, shape = chip(chip_name), SliceShape.parse(chip(chip_name), extents)
+    count = len(shape.devices)
+    together = count // groups
+
+    def mesh_of(devices: Any) -> Mesh:
+        in_groups = np.array(sorted(devices, key=lambda device: device.id)).reshape(groups, together)
+        return Mesh(in_groups, ("group", "member"))
+
+    cut = PartitionSpec(("group", "member"))
+    exchange = functools.partial(lax.all_to_all, axis_name="member", split_axis=0, concat_axis=0, tiled=True)
+    fn = ShardedFunction(fn=exchange, mesh=mesh_of, in_specs=(cut,), out_specs=cut)
+    argument = jax.ShapeDtypeStruct((count * together * 16, 8, 128), jnp.float32)
+    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
+    prepared = prepare_program(program, known)
+    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    one = prepared.run_slice(shape, program.assignment, chip=known)
+    assert (one.way, every.way) == ("one device for all, as slow as the slowest", "all devices")
+    assert one.time_us == pytest.approx(every.time_us, abs=farthest_us(shape))
+    assert link_bytes(one) == link_bytes(every)
 
 
 # A group's ring goes there on every other chip and back on the rest: eight ways to the next, of which six are two hops.
