@@ -200,6 +200,8 @@ class Core:
         totals.add(time + self.skipped_cycles, end + self.skipped_cycles, spent, block_counts, loop)
         for operand in in_place:
             self._overwritten(name, operand, registers)
+        if self._setup.hlo is not None and name in self._setup.hlo.elements:
+            self._operands.hold_element(translation.operands, registers)
         if self._timeline is not None:
             self._timeline.add("op", time, end, name)
         return end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from systolic.chips import MachineModel
@@ -10,8 +10,10 @@ from systolic.simulator.device_setup import OperandWords
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.executed_alone import OwnMemory
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Contents, Memory, Words
 from systolic.simulator.hardware.values import COMPUTED, Unknown
+from systolic.simulator.hardware.words import joined, lane
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.translating.names import ALLOCATION_SPAN
 
@@ -81,6 +83,31 @@ class Operands:
         for pointer, table in tables.items():
             memory.define("hbm", self.first_word("hbm", pointer), len(table), lambda table=table: table)
         return memory
+
+    def hold_element(self, operands: Sequence[CallOperand], registers: Mapping[str, Any]) -> None:
+        """Let the word be known that an operation has taken out of a list, with vectors, which are not followed.
+
+        Devices find their part of an array by it: their numbers are indices, and the list is a constant.
+
+        Args:
+          operands: the list, the index and the result.
+        """
+        if len(operands) != 3:
+            return
+        source, index, result = (registers.get(operand.register, COMPUTED) for operand in operands)
+        (of, _, to), last = operands, operands[0].shape[0] - 1
+        if not (isinstance(source, int) and isinstance(result, int) and isinstance(index, int | Lanes)):
+            return
+        begin = self.first_word(of.space or "", source)
+
+        def taken(index: int) -> Any:
+            return self._memory.word(of.space or "", begin + min(max(index, 0), last))
+
+        if isinstance(index, Lanes):
+            word = joined([lane(taken(value), device) for device, value in enumerate(index.values)])
+        else:
+            word = taken(index)
+        self._memory.define(to.space or "", self.first_word(to.space or "", result), 1, lambda: (word,))
 
     def hand_over(self, name: str, call: int, operand: CallOperand, registers: dict[str, int | Unknown]) -> None:
         """Store an operand's known contents where the operation reads them."""

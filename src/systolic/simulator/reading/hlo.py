@@ -14,6 +14,7 @@ _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", re.ASCII)
 _OPERAND = re.compile(r"%([\w.\-]+)", re.ASCII)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_WORDS = ("s32", "u32")
 _MAX_DIGITS = 18  # of a size, so that it fits 64 bits
 _ALIAS = re.compile(r"\{(\d{0,9})\}: \((\d{1,9}), \{\}, (?:may|must)-alias\)", re.ASCII)
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -47,6 +48,7 @@ class TopLevelHlo:
     shapes: Mapping[str, HloShape]  # the shape of every instruction that gives one array, by name
     operands: Mapping[str, tuple[str, ...]]  # names of every instruction's operands, by name
     kernels: frozenset[str]  # names of the instructions that are Pallas kernels
+    elements: frozenset[str]  # names of the instructions that take one word out of a list, by an index
     scopes: Mapping[str, str]  # JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general"
     results: int | None = None  # how many arrays the program returns as a tuple; None: one, and no tuple
     # Results that take the memory of a parameter, by number, and that parameter's number.
@@ -80,6 +82,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
     operands: dict[str, tuple[str, ...]] = {}
     scopes: dict[str, str] = {}
     kernels: set[str] = set()
+    elements: set[str] = set()
     results = None
     order = LaunchOrder()
     kinds = OperationKinds()
@@ -113,6 +116,8 @@ def parse_hlo(text: str) -> TopLevelHlo:
             scopes[name] = scope.group(1)
         if opcode == "custom-call" and _KERNEL in rest:
             kernels.add(name)
+        if opcode == "dynamic-slice" and shape is not None and shape.sizes == (1,) and shape.dtype in _WORDS:
+            elements.add(name)
         order.add(name, opcode, rest)
         if opcode == "parameter" and in_entry:
             digits = rest.split(")", 1)[0]
@@ -131,6 +136,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
         shapes=shapes,
         operands=operands,
         kernels=frozenset(kernels),
+        elements=frozenset(elements),
         scopes=scopes,
         results=results,
         aliases=_aliases(text.partition("\n")[0], len(parameters)),
