@@ -107,7 +107,7 @@ class Core:
 
     @property
     def iterations(self) -> int:
-        return self._setup.max_iterations - self._iterations.left
+        return self._iterations.spent
 
     @property
     def words(self) -> dict[int, Any]:

@@ -31,6 +31,11 @@ class DeviceModel:
     parts: DeviceParts
     cores: tuple[Core, ...]
 
+    @property
+    def iterations(self) -> int:
+        """Iterations of loops on the busiest core, or for each tile of the SparseCores."""
+        return max(*(core.iterations for core in self.cores), self.parts.sparse_cores.iterations)
+
     @staticmethod
     def of(
         setup: DeviceSetup,

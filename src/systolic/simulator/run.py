@@ -294,4 +294,4 @@ def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
         schedule.start(0, core.run(), lambda core=core: f"core {core.number}: {core.waits_for}")
     ends = schedule.run()
     runs = tuple(core.result(int(end)) for core, end in zip(cores, ends, strict=False))
-    return DeviceRun(cores=runs, iterations=max(core.iterations for core in cores), sparse_cores=sparse_cores.results())
+    return DeviceRun(cores=runs, iterations=model.iterations, sparse_cores=sparse_cores.results())

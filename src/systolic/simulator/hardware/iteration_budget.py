@@ -16,6 +16,10 @@ class IterationBudget:
         self._most = limit
         self.left = limit
 
+    @property
+    def spent(self) -> int:
+        return self._most - self.left
+
     def spend(self, iterations: int) -> None:
         """Take iterations off the budget; raise SimulationError if fewer are left."""
         self.left -= iterations

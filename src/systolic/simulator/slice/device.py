@@ -62,12 +62,17 @@ class Device:
         self._latency = setup.chip.machine.dma_latency_cycles
         self._wait_cycles = setup.chip.machine.dma_wait_cycles
         model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words, rounds=rounds)
+        self._model = model
         self.cores, self.dma, self.sparse_cores = model.cores, model.parts.dma, model.parts.sparse_cores
         self.barna_cores = model.parts.barna_cores
         self.communications = [Communications() for _ in words]
         self._connect(self.dma)
         if len(self.cores) == 1 and not setup.sparse.programs:
             self.dma.least_latency_cycles = min(self._latency, around.routes.least_latency_s * around.clock_hz)
+
+    @property
+    def iterations(self) -> int:
+        return self._model.iterations
 
     def _connect(self, dma: DmaEngine) -> None:
         self.dma = dma

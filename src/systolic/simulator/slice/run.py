@@ -127,7 +127,7 @@ def _run_all(
         sparse_cores=tuple(device.sparse_cores.results() for device in devices),
         communications=tuple(tuple(device.communications) for device in devices),
         links=network.results(),
-        iterations=max(core.iterations for device in devices for core in device.cores),
+        iterations=max(device.iterations for device in devices),
         way="all devices",
     )
 
@@ -189,6 +189,6 @@ def _run_one_for_all(
         sparse_cores=(device.sparse_cores.results(),) * count,
         communications=(tuple(device.communications),) * count,
         links=network.results(),
-        iterations=max(core.iterations for core in device.cores),
+        iterations=device.iterations,
         way=AS_THE_SLOWEST if differed else "one device for all",
     )

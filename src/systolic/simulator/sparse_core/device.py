@@ -62,6 +62,8 @@ class SparseCores:
         self._dma = dma
         self.outside: Outside = outside if outside is not None else Alone()
         self._images, self._tables = programs.image_words, tables
+        self._tiles = count * (chip.sparse_core.tiles_per_core if chip.sparse_core is not None else 1)
+        self._iterations = iterations
         self._granule_bytes = chip.machine.granule_bytes
         self._latency = chip.machine.dma_latency_cycles
         self._programs = programs_by_launch(programs.programs, programs.names)
@@ -163,6 +165,11 @@ class SparseCores:
         self._descriptors = {core: in_round(rounds, list(words)) for core, words in self._descriptors.items()}
         for core in self._cores:
             core.skip(rounds, cycles)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of loops for each tile."""
+        return -(-self._iterations.spent // max(1, self._tiles))
 
     def results(self) -> tuple[SparseCoreRun, ...]:
         """Return the records of all cores that did anything."""
