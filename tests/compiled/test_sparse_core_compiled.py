@@ -5,14 +5,16 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from slice_programs import function_of
+from jax import lax
+from jax.sharding import PartitionSpec
+from slice_programs import ALL, function_of, in_order
 
 from systolic import simulate
 from systolic.chips import Chip, SliceShape, chip
-from systolic.compiler import WorkerPool, submit_compilation
+from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.lessons.kernels.sparse_core import gather, take
 from systolic.report import chrome_trace
-from systolic.simulator import SimulatedRun
+from systolic.simulator import SimulatedRun, assumptions
 from systolic.timing import prepare_program, target_of
 
 TABLE = jax.ShapeDtypeStruct((65_536, 128), jnp.float32)
