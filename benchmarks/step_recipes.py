@@ -131,7 +131,6 @@ RECIPES = (
             "xla_tpu_scheduler_percent_shared_memory_limit": "150",
         },
         source=f"{TPU_RECIPES}/ironwood/gemma4-4b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
-        not_run="not compiled to its end",
         differs="layers alike are a loop, in which keys and values that no layer shares get gradients of zero; JAX's "
         "splash attention in place of tokamax'; queries are scaled; in the recipe scatters run on SparseCores",
     ),
