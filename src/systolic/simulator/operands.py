@@ -92,7 +92,7 @@ class Operands:
         Args:
           operands: the list, the index and the result.
         """
-        if len(operands) != 3:
+        if len(operands) != 3 or len(operands[0].shape) != 1:
             return
         source, index, result = (registers.get(operand.register, COMPUTED) for operand in operands)
         (of, _, to), last = operands, operands[0].shape[0] - 1

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.reading.global_barriers import Barrier
+from systolic.simulator.reading.barriers import Barrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.outside import Outside
 

@@ -25,7 +25,7 @@ FIXED = {
     "BarnaCores": "_dma _granule_bytes _others",
     "Assumption": "_progression",
     "_Buffer": "last",
-    "Device": "_around _latency _wait_cycles barna_cores chip communications cores dma "
+    "Device": "_around _latency _model _wait_cycles barna_cores chip communications cores dma "
     "first_sparse_core images_at sparse_cores",
     "Network": "_capacity _clock_hz _most_copies _routes _schedule _spans _timelines",
     "PatternNetwork": "_rates _slowest_counts differed",

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from systolic.simulator.hardware.lanes import DivergedError
-from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.reading.barriers import CentralBarrier
 from systolic.simulator.slice.routes import Routes
 
 Groups = Sequence[Sequence[int]]  # devices that wait for each other, each group in its order
 
 
 def barrier_end_cycles(
-    barrier: GlobalBarrier, time: float, groups: Groups, routes: Routes, clock_hz: float, wait_cycles: int
+    barrier: CentralBarrier, time: float, groups: Groups, routes: Routes, clock_hz: float, wait_cycles: int
 ) -> int:
     """Return when the last device leaves a barrier to which all come at one time.
 
@@ -31,7 +31,7 @@ def barrier_end_cycles(
 
 
 def _all_told(
-    barrier: GlobalBarrier, time: float, group: Sequence[int], routes: Routes, clock_hz: float, wait_cycles: int
+    barrier: CentralBarrier, time: float, group: Sequence[int], routes: Routes, clock_hz: float, wait_cycles: int
 ) -> float:
     """Return when the signal of a group's first device has reached all others."""
     first, *others = group

@@ -16,7 +16,7 @@ from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget, Represented, Shard
-from systolic.simulator.reading.global_barriers import Barrier, EarlySignal
+from systolic.simulator.reading.barriers import Barrier, EarlySignal
 from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.communication import Communications, RecordedCommunications

@@ -16,7 +16,7 @@ from typing import Any
 from systolic.simulator.hardware.lanes import DivergedError, Lanes, lanes_in
 from systolic.simulator.hardware.words import joined, lane
 from systolic.simulator.other_devices import RemoteTarget, Represented
-from systolic.simulator.reading.global_barriers import Barrier, EarlySignal
+from systolic.simulator.reading.barriers import Barrier, EarlySignal
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.barrier_times import Groups, barrier_end_cycles

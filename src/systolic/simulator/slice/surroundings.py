@@ -10,7 +10,7 @@ from systolic.simulator.barna_cores import BarnaCores
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.other_devices import RemoteTarget, Represented
-from systolic.simulator.reading.global_barriers import Barrier
+from systolic.simulator.reading.barriers import Barrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.network import Ended, Network, Pipes

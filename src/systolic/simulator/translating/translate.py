@@ -18,10 +18,10 @@ from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.mxu import MatrixOp, MatrixReader, Segment
 from systolic.simulator.hardware.words import SCOPE
+from systolic.simulator.reading.barriers import Barrier, central_barriers
 from systolic.simulator.reading.blocks import Block, branch_of, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
-from systolic.simulator.reading.global_barriers import Barrier, global_barriers
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 from systolic.simulator.translating.bundle import BundleCode
 from systolic.simulator.translating.control_flow import dispatch
@@ -102,7 +102,7 @@ class _Translator:
         self.program = program
         self.machine = machine
         self.blocks = split_blocks(program, machine.branch_delay_slots)
-        self.barriers = global_barriers(program, self.blocks) if remote is not None else {}
+        self.barriers = central_barriers(program, self.blocks) if remote is not None else {}
         copies = CopyReader(program)
         followed = copies.followed(top_level=top_level)
         alive = live_instructions(program, self.blocks, followed, remote=remote is not None)

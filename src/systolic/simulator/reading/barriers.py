@@ -1,4 +1,4 @@
-"""Barriers: each device signals the first one, which waits for all others and then signals each of them.
+"""Central barriers: each device signals the first one, which waits for all others and then signals each of them.
 
 The first device thus differs from the others, so one representative device cannot execute it. Begin and end are read
 from the listing, so that `slice/one_for_all.py` can leave the barrier out. There are barriers of all devices, which
@@ -21,7 +21,7 @@ _BARRIER_KINDS = ("signal", "add to flag", "wait")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GlobalBarrier:
+class CentralBarrier:
     """A barrier in a listing, of all devices or of those of a group."""
 
     end: int  # the block after it
@@ -46,10 +46,10 @@ class EarlySignal:
     is_first: str  # the register by which the first device leaves it out
 
 
-Barrier = GlobalBarrier | EarlySignal
+Barrier = CentralBarrier | EarlySignal
 
 
-def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, Barrier]:
+def central_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, Barrier]:
     """Find barriers of the one known form, by the block that ends with a test for the first device."""
     result: dict[int, Barrier] = {}
     early: tuple[int, EarlySignal] | None = None  # that belongs to no barrier yet
@@ -82,7 +82,7 @@ def _signal_at(first: int, program: Program, blocks: Sequence[Block]) -> EarlySi
 
 def _barrier_at(
     ask: int, signal: EarlySignal, program: Program, blocks: Sequence[Block], *, has_signalled: bool = False
-) -> GlobalBarrier | None:
+) -> CentralBarrier | None:
     """Return the barrier whose second test for the first device ends a block."""
     telling = _telling(ask, program, blocks)
     if telling is None:
@@ -106,7 +106,7 @@ def _barrier_at(
     skipped = range(wait if has_signalled else ask - 1, end)
     if telling.signals not in (None, int(others)) or not _leaves_nothing(program, blocks, skipped, end):
         return None
-    return GlobalBarrier(
+    return CentralBarrier(
         end=end,
         others=int(others),
         signal=signal.signal,
