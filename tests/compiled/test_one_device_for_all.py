@@ -22,9 +22,9 @@ from slice_programs import (
     simulated,
 )
 
-from systolic.chips import SliceShape, chip
+from systolic.chips import Chip, SliceShape, chip
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
-from systolic.simulator import SimulationError
+from systolic.simulator import SimulationError, SliceRun
 from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.rounds.repeated import RepeatedRounds
 from systolic.simulator.sequencer import Sequencer
@@ -40,9 +40,21 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def farthest_us(shape: SliceShape) -> float:
-    """How far devices can be apart behind a barrier: the first one's signals need so long for the last."""
+    """Return the longest latency from the first device: devices may leave a barrier so far apart."""
     routes = Routes(shape)
     return max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
+
+
+def one_and_all(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, fn: ShardedFunction, arguments: Any, on: Chip, extents: str
+) -> tuple[SliceRun, SliceRun]:
+    """Return a function's run by one device for all, and by all devices."""
+    shape = SliceShape.parse(on, extents)
+    program = submit_compilation(pool, fn, arguments, target_of(on, shape), cache=None).result()
+    execute = functools.partial(prepare_program(program, on).run_slice, shape, program.assignment, chip=on)
+    every = execute(one_for_all=False)
+    monkeypatch.setattr(run, "MAX_APART", 1)
+    return execute(), every
 
 
 @pytest.mark.sampled(2)
@@ -156,13 +168,7 @@ def test_what_devices_read_in_other_orders_takes_all_as_long(
     )
     shapes = ((1000, 8, 128), (3, 256, 1000), (500, 8, 128))
     arguments = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
-    known = on_tensor_cores(chip_name)
-    shape = SliceShape.parse(known, extents)
-    program = submit_compilation(pool, fn, arguments, target_of(known, shape), cache=None).result()
-    prepared = prepare_program(program, known)
-    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
-    monkeypatch.setattr(run, "MAX_APART", 1)
-    one = prepared.run_slice(shape, program.assignment, chip=known)
+    one, every = one_and_all(pool, monkeypatch, fn, arguments, on_tensor_cores(chip_name), extents)
     assert one.way == "one device for all, as slow as the slowest"
     assert one.time_us == pytest.approx(every.time_us, rel=0.01)
     assert link_bytes(one) == link_bytes(every)
@@ -182,13 +188,8 @@ def test_code_and_copies_of_some_devices_alone(pool, monkeypatch: pytest.MonkeyP
         return lax.psum(lax.dynamic_update_slice(whole, x, (0, columns * lax.axis_index(ALL))), ALL)
 
     fn = ShardedFunction(fn=summed, mesh=in_order, in_specs=(PartitionSpec(None, ALL),), out_specs=PartitionSpec())
-    known, shape = chip("v6e"), SliceShape.parse(chip("v6e"), "2x4")
     argument = jax.ShapeDtypeStruct((4096, 64 * 8), jnp.bfloat16)
-    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
-    prepared = prepare_program(program, known)
-    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
-    monkeypatch.setattr(run, "MAX_APART", 1)
-    one = prepared.run_slice(shape, program.assignment, chip=known)
+    one, every = one_and_all(pool, monkeypatch, fn, (argument,), chip("v6e"), "2x4")
     assert (one.way, every.way) == ("one device for all, as slow as the slowest", "all devices")
     assert one.time_us == pytest.approx(every.time_us, rel=0.01)
 
@@ -229,11 +230,7 @@ def test_a_groups_first_device_waits_for_the_others(
     exchange = functools.partial(lax.all_to_all, axis_name="member", split_axis=0, concat_axis=0, tiled=True)
     fn = ShardedFunction(fn=exchange, mesh=mesh_of, in_specs=(cut,), out_specs=cut)
     argument = jax.ShapeDtypeStruct((count * together * 16, 8, 128), jnp.float32)
-    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
-    prepared = prepare_program(program, known)
-    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
-    monkeypatch.setattr(run, "MAX_APART", 1)
-    one = prepared.run_slice(shape, program.assignment, chip=known)
+    one, every = one_and_all(pool, monkeypatch, fn, (argument,), known, extents)
     assert (one.way, every.way) == ("one device for all, as slow as the slowest", "all devices")
     assert one.time_us == pytest.approx(every.time_us, abs=farthest_us(shape))
     assert link_bytes(one) == link_bytes(every)

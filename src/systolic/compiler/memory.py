@@ -25,7 +25,8 @@ def bearable_bytes(workers: int, root: Path = Path("/")) -> int | None:
 def give_back_freed_memory() -> None:
     """Let the C library return the memory to the system that was freed in this process.
 
-    It keeps most otherwise: 5 of 7 GB after the compilation of a step, in the way of its simulation. Only glibc does.
+    Otherwise glibc keeps most of it, in the way of the simulation that follows: 1.4 of 2.1 GB after the compilation of
+    a training step of Llama 3.1 8B on eight chips of v6e.
     """
     with suppress(OSError, AttributeError):  # another C library, or another system
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""How long a barrier takes that one device passes for all."""
+"""Times of barriers that one device passes in place of all."""
 
 from __future__ import annotations
 
