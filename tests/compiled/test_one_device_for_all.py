@@ -78,7 +78,8 @@ def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extent
     assert every.way == "all devices"
     if one.way == "all devices":  # then it would have been wrong
         assert len(every.classes) > 1 or name == "reduce-scatter"
-    assert dataclasses.replace(one, way="all devices") == every
+    assert bool(one.why_all) == (one.way == "all devices")
+    assert dataclasses.replace(one, way="all devices", why_all="") == every
 
 
 @pytest.mark.exhaustive
@@ -101,7 +102,8 @@ def test_one_device_represents_all_where_sparse_cores_communicate(
     assert one.slowest.sparse_cores
     assert every.time_us <= one.time_us <= (1 + later) * every.time_us
     if not later:
-        assert dataclasses.replace(one, way="all devices") == every
+        assert bool(one.why_all) == (one.way == "all devices")
+    assert dataclasses.replace(one, way="all devices", why_all="") == every
 
 
 @pytest.mark.slow
@@ -239,7 +241,10 @@ def test_a_groups_first_device_waits_for_the_others(
 # A group's ring goes there on every other chip and back on the rest: eight ways to the next, of which six are two hops.
 def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_COPIES", 4)
-    assert simulated(pool, "all-to-all", "v6e", "2x4").way == "all devices"  # which nothing can represent
+    every = simulated(pool, "all-to-all", "v6e", "2x4")  # which nothing can represent
+    assert every.way == "all devices"
+    assert every.why_all.endswith("a branch that devices take differently")
+    assert every.why_all in str(every)
     monkeypatch.setattr(run, "MAX_COPIES_APART", 4)
     with pytest.raises(TooManyCopiesError, match=r"send each other \d+ copies or more"):
         simulated(pool, "all-to-all", "v6e", "2x4")

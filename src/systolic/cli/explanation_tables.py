@@ -22,7 +22,7 @@ from systolic.report.explained_tables import (
 )
 from systolic.report.headline import figures, time_parts
 from systolic.report.run_tables import idle_units, ops_table, units_table
-from systolic.report.slice_tables import WAYS
+from systolic.report.slice_tables import way_text
 from systolic.report.timeline import TITLES, busy_lanes
 from systolic.report.written import percent, round_mib
 
@@ -41,7 +41,7 @@ def show_explanation(out: Console, explanation: Explanation, *, details: bool) -
     show_section(out, "programs", programs if details else programs.shortened(_SHOWN_PROGRAMS))
     if (slice_run := explanation.slice_run) is not None:
         show_section(out, "limits of one device", ceilings_table(explanation))
-        out.print(f"\n{WAYS[slice_run.way]}", markup=False)
+        out.print(f"\n{way_text(slice_run)}", markup=False)
         show_slice_tables(out, slice_run)
     _timeline(out, explanation)
     title = f"time by line of the source: {HOW_SHARED}"

@@ -166,6 +166,7 @@ def _record(answer: _Answer) -> dict[str, Any]:
             "devices": slice_run.devices,
             "assignment": slice_run.assignment,
             "way": slice_run.way,
+            "why_all": slice_run.why_all,
             "time_us": slice_run.time_us,
             "error_percent": slice_run.error_percent,
             "time_error": dataclasses.asdict(slice_run.error),

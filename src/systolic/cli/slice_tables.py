@@ -9,13 +9,13 @@ from systolic.chips import flags_text
 from systolic.cli.simulated_tables import show_parts
 from systolic.cli.tables import show_section
 from systolic.report.slice_tables import (
-    WAYS,
     collectives_table,
     devices_table,
     devices_text,
     link_axes_table,
     link_name,
     links_table,
+    way_text,
 )
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent, us
@@ -27,7 +27,7 @@ def show_slice(out: Console, title: str, run: SliceRun) -> None:
     time = escape(time_text(run.time_us, run.error))
     name = f"[bold]{run.chip} {run.topology}[/] {escape(title)}"
     out.print(f"{name}: [bold]{run.provenance} {time}[/]{escape(communication_text(run))}")
-    out.print(WAYS[run.way], markup=False)
+    out.print(way_text(run), markup=False)
     if run.flags:
         out.print(f"compiled with {flags_text(run.flags)}", markup=False, soft_wrap=True)
     show_slice_tables(out, run)

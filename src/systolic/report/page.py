@@ -40,7 +40,7 @@ def explanation_page(explanation: Explanation) -> str:
         chip=with_clock_state(explanation.chip),
         run=explanation.run,
         slice=explanation.slice_run,
-        way=slice_tables.WAYS[explanation.slice_run.way] if explanation.slice_run is not None else "",
+        way=slice_tables.way_text(explanation.slice_run) if explanation.slice_run is not None else "",
         figures=figures(explanation),
         time_parts=time_parts(explanation.run),
         plots=plots,

@@ -13,13 +13,18 @@ from systolic.simulator import CollectiveRun, DeviceClass, LinkRun, SliceRun
 _MAX_COLLECTIVES = 20
 _MAX_LINKS = 16
 _MAX_CLASSES = 16
-WAYS = {
+_WAYS = {
     "one device for all": "one device was simulated for all: their copies go equally far, and each has an equal share "
     "of its links",
     "one device for all, as slow as the slowest": "one device was simulated for all: where distances of "
     "copies or times at a barrier differ between devices, it is as slow as the slowest",
     "all devices": "all devices were simulated together",
 }
+
+
+def way_text(run: SliceRun) -> str:
+    """Say how many devices were simulated, and why not one for all."""
+    return _WAYS[run.way] + (f", since one could not represent them: {run.why_all}" if run.why_all else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ def step_page(label: str, run: StepRun, trials: Sequence[step_tables.Prediction]
             "links": slice_tables.links_table(slice_run) if slice_run is not None else None,
             "ops": ops_table(run.run),
         },
-        way=slice_tables.WAYS[slice_run.way] if slice_run is not None else "",
+        way=slice_tables.way_text(slice_run) if slice_run is not None else "",
     )
 
 

@@ -30,6 +30,7 @@ def slice_run(
         clock_hz=chip.machine.clock_hz,
         assignment=where.assignment,
         way=run.way,
+        why_all=run.why_all,
         classes=classes,
         links=run.links,
         collectives=collectives,

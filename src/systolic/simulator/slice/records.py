@@ -83,7 +83,8 @@ class CollectiveRun:
 class SliceRun(SavedResult):
     """A program on all devices of a slice. Times are of the device that ends last.
 
-    `way` says how it was simulated: all devices; or one for all, that were shown to behave alike.
+    `way` says how it was simulated: all devices; or one for all, that were shown to behave alike. `why_all` says why
+    one could not represent all, if that was tried.
     """
 
     saved_name: ClassVar = "simulated run of a slice"
@@ -97,6 +98,7 @@ class SliceRun(SavedResult):
     links: tuple[LinkRun, ...]
     collectives: tuple[CollectiveRun, ...]  # of the slowest device
     link_bytes_per_s: Rate  # that one link carries in one direction
+    why_all: str = ""
     flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
     assumptions: tuple[str, ...] = ()  # that the time rests on
     error: TimeError = NOT_SAID  # how far the time may be off
@@ -193,7 +195,7 @@ class SliceRun(SavedResult):
                 "communication": f"{self.exposed_us:,.1f} µs exposed, {self.hidden_us:,.1f} µs hidden",
                 "busiest link": f"busy {self.link_busy_share:.0%}",
                 "skew": f"{self.skew_us:,.1f} µs",
-                "simulated": self.way,
+                "simulated": f"{self.way} ({self.why_all})" if self.why_all else self.way,
                 "flags": ", ".join(f"{name}={value}" for name, value in self.flags.items()),
                 "assumed": "; ".join(self.assumptions),
             },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from systolic.simulator.core_records import CoreRun, SparseCoreRun
@@ -39,6 +38,7 @@ class DevicesRun:
     links: tuple[LinkRun, ...]
     iterations: int
     way: Way
+    why_all: str = ""  # why one device could not represent all, if that was tried
     prefetch_cycles: int = 0  # that the first call takes longer
 
     @property
@@ -65,8 +65,8 @@ def run_devices(
     if where.route_tables is None:
         check_tables(facts, where.assignment)
 
-    def run_all(most_copies: int = MAX_COPIES) -> DevicesRun:
-        return _run_all(setup, where, facts, contents, spans, most_copies)
+    def run_all(why: str = "", most_copies: int = MAX_COPIES) -> DevicesRun:
+        return replace(_run_all(setup, where, facts, contents, spans, most_copies), why_all=why)
 
     def run_one(*, slowest_counts: bool) -> DevicesRun:
         rows = busiest_rows(facts) if slowest_counts else {}
@@ -79,18 +79,20 @@ def run_devices(
     alike = len(where.assignment) > MAX_APART * (2 if setup.sparse.programs else 1)
     try:
         identity = with_tables(contents.of_all(setup), where, facts)
-    except DivergedError:
-        return run_all()
+    except DivergedError as error:
+        return run_all(str(error))
     try:
-        with suppress(DivergedError):
+        try:
             return run_one(slowest_counts=alike)
-        return run_all()
+        except DivergedError as error:
+            return run_all(str(error))
     except TooManyCopiesError:
         if alike:
             raise
-    with suppress(DivergedError):
+    try:
         return run_one(slowest_counts=True)
-    return run_all(MAX_COPIES_APART)
+    except DivergedError as error:
+        return run_all(str(error), MAX_COPIES_APART)
 
 
 def _run_all(
