@@ -43,7 +43,8 @@ def representatives(listed: Iterable[str], called: Iterable[str], hlo: str) -> d
 def operation_keys(hlo: str) -> dict[str, str]:
     """Return a hash of each instruction, by name. Instructions that the compiler can give the same code have the same.
 
-    It covers the operation, its attributes, shapes and layouts of its result and operands, and what it calls.
+    It covers the operation, its attributes, shapes and layouts of its result and operands, and what it calls. That two
+    operands are the same value makes no difference: the code is handed it twice.
     """
     keys: dict[str, str] = {}
     bodies: dict[str, str] = {}  # hashes of computations; HLO's text has those that are called before their callers
@@ -54,8 +55,7 @@ def operation_keys(hlo: str) -> dict[str, str]:
         for is_root, name, shape, rest in instructions:
             text = _IGNORED.sub("", rest)
             operands = {other: shapes[other] for other in _NAME.findall(text) if other in shapes}
-            own = {other: f"{operand} #{number}" for number, (other, operand) in enumerate(operands.items())}
-            keys[name] = _hash(shape, _replaced(text, {**bodies, **own}))
+            keys[name] = _hash(shape, _replaced(text, {**bodies, **operands}))
             values[name] = _hash(shape, _replaced(text, {**bodies, **values}))
             shapes[name] = shape
             root = values[name] if is_root else root
