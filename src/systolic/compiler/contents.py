@@ -160,7 +160,7 @@ class _Walk:
         if name in KEEPS_VALUE or name == _IN_MEMORY:
             return inputs
         if name == PRIMITIVE:
-            return [_known_or(inputs[0], typical_value(equation))]
+            return [self._known_or_typical(equation, inputs[0])]
         if self.place is not None and names_axis(equation):
             return self.peers.received(equation, inputs, path, self.place, self.partition)
         if name != _JIT and not any(map(self._follows, functions_inside(equation))):
@@ -198,6 +198,11 @@ class _Walk:
         self.chose |= inside.chose
         self.left_out |= inside.left_out
         return made_of(outputs, params["out_specs"], whole_of)
+
+    def _known_or_typical(self, equation: Any, value: Deferred) -> Deferred:
+        """Return a value, or if it is missing its typical value, which all devices and rounds of a loop share."""
+        is_missing = isinstance(value.get(), Missing)
+        return self.invariants.known(id(equation), typical_value(equation)) if is_missing else value
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
@@ -262,16 +267,6 @@ def _used_equations(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[b
             needed[number] = results
             live.update(atom for atom in equation.invars if not is_literal(atom))
     return needed
-
-
-def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:
-    """Return a value, or its typical value if it is missing."""
-
-    def compute() -> Any:
-        contents = value.get()
-        return typical if isinstance(contents, Missing) else contents
-
-    return Deferred(compute, [value])
 
 
 def _missing(equation: Any, why: str) -> list[Deferred]:

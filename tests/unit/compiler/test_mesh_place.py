@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from systolic import slice_mesh
+from systolic import slice_mesh, typical
 from systolic.compiler import Missing, device_executions, pallas_operands
 
 MESH = slice_mesh("v6e", "2x4", data=2, model=4)
@@ -103,6 +103,23 @@ def test_a_shape_is_missing_on_every_device() -> None:
     found = operands(sharded(copied, P("data"), out=P("data")), SHAPE, partition=7)
     assert isinstance(found[0], Missing)
     assert "x0" in found[0].why
+
+
+def test_all_devices_and_rounds_share_a_typical_value() -> None:
+    """One device then represents all: to follow the function on each of hundreds takes minutes and gigabytes."""
+
+    def fn(sizes):
+        def own(sizes):
+            return copied(typical(sizes.sum(0).astype(jnp.int32), SIZES) + 1)
+
+        step = sharded(own, P("data"), out=P())
+        return lax.scan(lambda total, _: (total + step(sizes), None), jnp.zeros(16, jnp.int32), length=2)[0]
+
+    calls = pallas_operands(jax.make_jaxpr(fn)(SHAPE), (SHAPE,), ["sizes"], partition=5)
+    assert not any(call.operands[0].local for call in calls)
+    first, second = (call.operands[0].get() for call in calls)
+    assert first is second
+    np.testing.assert_array_equal(first, SIZES + 1)
 
 
 def test_a_part_that_goes_from_shards_to_shards_stays_known() -> None:
