@@ -64,7 +64,8 @@ class Schedule:
 
     def wait_for(self, what: Waited, due: float | None = None) -> None:
         """Record that the running program can't continue before `what` has changed, or before a known time."""
-        what.waiting.append(self._running)
+        if self._running not in what.waiting:  # as it is after a wait that ended when it was due
+            what.waiting.append(self._running)
         self._due = due
 
     def changed(self, what: Waited) -> None:

@@ -105,6 +105,22 @@ def test_a_time_that_is_known_wakes_too_and_an_earlier_change_before_it(changes:
     assert tries == [0]
 
 
+def test_waits_that_end_when_they_are_due_leave_no_more_with_each_round() -> None:
+    """A loop's rounds could not be skipped for it: something grew in each."""
+    schedule, flag, left = Schedule(patient=True), Waited(), []
+
+    def program() -> Running:
+        for due in (5, 10, 15):
+            schedule.wait_for(flag, due)
+            yield None
+            left.append(list(flag.waiting))
+        return 15
+
+    schedule.start(0, program(), lambda: "it")
+    assert schedule.run() == [15]
+    assert left == [[0]] * 3
+
+
 def test_what_never_comes_is_a_deadlock_that_says_who_waits() -> None:
     schedule = Schedule()
     schedule.start(0, waiting(schedule, Waited(), [], []), lambda: "device 3, core 0")

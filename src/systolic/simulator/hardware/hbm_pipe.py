@@ -20,7 +20,8 @@ from systolic.simulator.hardware.busy_times import BusyTimes
 # Of the rate, that links leave at least: on every chip all links together need less than half.
 _MIN_LEFT_SHARE = 0.1
 _ROUNDING = 1e-9  # of the rate: what sums of rates leave over
-_SAME_CYCLES = 1e-3  # by which times differ through rounding
+# By which times differ through rounding: they are sums of many fractions, after seconds each to a millionth of a cycle.
+SAME_CYCLES = 0.01
 _SURELY = 0.98  # of the load of a period before one that begins slowly: surely less
 
 
@@ -142,7 +143,7 @@ class HbmPipe:
         begin, busy_times = self._round
         if begin == self.free:
             return self._period, self.busy_cycles
-        if abs(self.free - begin - round_cycles) > _SAME_CYCLES:
+        if abs(self.free - begin - round_cycles) > SAME_CYCLES:
             return None
         whole = busy_times.until(self.free)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from systolic.simulator.hardware.at_once import array_of
+from systolic.simulator.hardware.hbm_pipe import SAME_CYCLES
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.round_words import RoundWords
 from systolic.simulator.hardware.values import Unknown
+
+_SAME_SHARE = 1e-6  # by which rates differ, and sums of them, through rounding
 
 
 @dataclass(slots=True)
@@ -19,6 +23,13 @@ class Word:
     """A word of a program: in two rounds that do the same it may differ."""
 
     value: Any
+
+
+@dataclass(slots=True)
+class Time:
+    """A time that counts from the begin of a round."""
+
+    cycles: float
 
 
 class Contents:
@@ -88,7 +99,7 @@ def _in_rounds(word: Any, rounds: int) -> Sequence[Any]:
 
 
 def same_word(one: Any, other: Any) -> bool:
-    """True if two words are the same, or equally unknown."""
+    """True if two words or other values are the same, or equally unknown."""
     if one is other:
         return True
     kind = type(one)
@@ -98,4 +109,8 @@ def same_word(one: Any, other: Any) -> bool:
         return (one.why, one.computed, one.argument) == (other.why, other.computed, other.argument)
     if kind is Lanes:
         return one.key == other.key
+    if kind is Time:
+        return abs(one.cycles - other.cycles) <= SAME_CYCLES
+    if kind is float:
+        return math.isclose(one, other, rel_tol=_SAME_SHARE, abs_tol=_SAME_SHARE)
     return bool(one == other)

@@ -16,7 +16,7 @@ from typing import Any
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.round_words import RoundWords
 from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.rounds.comparison import Contents, State, Word
+from systolic.simulator.rounds.comparison import Contents, State, Time, Word
 from systolic.simulator.rounds.sparse_state import SPARSE_READERS
 
 # Attributes that are read, by class, and which of these are times or contain nothing but times.
@@ -69,7 +69,6 @@ _COUNTS = re.compile(r"n\d+|iterations|limit|r|sequencer", re.ASCII)
 _PAST = "past"
 _EVENT = -1  # in place of a program
 _MAX_CONTENTS = 64  # words; of longer contents the identity counts
-_DIGITS = 6  # sums of rates and times differ in the last ones
 
 
 def _has_ended(program: Iterator[Any]) -> bool:
@@ -106,7 +105,7 @@ class _Reader:
         self._keep: list[Any] = []  # objects whose identities are in `_seen`
 
     def time(self, time: float) -> None:
-        self.state.append(_PAST if time <= self._past else round(time - self._base, _DIGITS))
+        self.state.append(_PAST if time <= self._past else Time(time - self._base))
 
     def word(self, value: Any) -> None:
         if isinstance(value, list):
@@ -127,13 +126,13 @@ class _Reader:
         parked = schedule._parked
         for time, _, program, act in sorted(schedule._entries, key=lambda entry: entry[:2]):
             if callable(act):
-                self.state.append(round(time - self._base, _DIGITS))
+                self.state.append(Time(time - self._base))
                 self.read(act)
             elif program in self._numbers:
-                self.state += (round(time - self._base, _DIGITS), self._numbers[program])
+                self.state += (Time(time - self._base), self._numbers[program])
                 self.state.append(not act or parked.get(program, (0, 0))[1] == act)
         for program, (since, _) in sorted(parked.items(), key=lambda entry: entry[1][1]):
-            self.state += (self._numbers[program], since - self._base)
+            self.state += (self._numbers[program], Time(since - self._base))
         self.programs([schedule._running, *schedule._woken])
         for program in self._numbers:
             self._generator(schedule._programs[program])
@@ -146,7 +145,7 @@ class _Reader:
             if name in _TIMES:
                 self.time(value)
             else:
-                self.state.append(value if kind is int else round(value, _DIGITS))
+                self.state.append(value)
         elif kind in (tuple, list, deque):
             self.state.append(len(value))
             for item in value:
@@ -233,7 +232,9 @@ class _Reader:
         landed = [amount for time, amount in flag.landing if time <= self._past]
         self.state += (flag.count + sum(landed), getattr(flag, "label", ""))
         self.programs(flag.waiting)
-        self.state += ((time - self._base, amount) for time, amount in flag.landing if time > self._past)
+        for time, amount in flag.landing:
+            if time > self._past:
+                self.state += (Time(time - self._base), amount)
 
     def waited(self, waited: Any) -> None:
         self.programs(waited.waiting)
