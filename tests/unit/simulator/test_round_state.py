@@ -6,8 +6,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import systolic.simulator
+from systolic.simulator.hardware.sync_flags import Flag
 from systolic.simulator.rounds import counters, state
+from systolic.simulator.rounds.comparison import State, words_differ
+from systolic.simulator.schedule import Schedule
 
 # Attributes that do not change, only spare work, or are recorded with times that `skipped_cycles` moves.
 FIXED = {
@@ -57,3 +62,18 @@ def test_every_attribute_is_compared_counted_or_known_to_stay() -> None:
             known = {*read[node.name], *counted.get(node.name, ()), *FIXED.get(node.name, "").split()}
             assert attributes(node) <= known, (node.name, attributes(node) - known)
     assert seen == set(read)
+
+
+@pytest.mark.parametrize(("later", "is_same"), [(0.0, True), (0.5, False)])
+def test_a_moment_seconds_later_is_the_same_if_times_differ_by_rounding_alone(later: float, is_same: bool) -> None:
+    def moment(base: float, event: float) -> State:
+        schedule, flag = Schedule(), Flag()
+        schedule.at(base + event, act)
+        flag.send(base + event, 3)
+        return state.state_of(schedule, [flag], None, None, base, ())
+
+    def act() -> None: ...
+
+    seconds = 9e9 + 1 / 3
+    assert seconds + 0.048485 - seconds != pytest.approx(0.048485, abs=1e-9)
+    assert words_differ(moment(seconds, 0.048485 + later), moment(0, 0.048485)) is (False if is_same else None)
