@@ -12,7 +12,8 @@ import systolic.simulator
 from systolic.simulator.hardware.sync_flags import Flag
 from systolic.simulator.rounds import counters, state
 from systolic.simulator.rounds.comparison import State, words_differ
-from systolic.simulator.schedule import Schedule
+from systolic.simulator.schedule import Running, Schedule
+from systolic.simulator.sparse_core.flags import SparseFlags
 
 # Attributes that do not change, only spare work, or are recorded with times that `skipped_cycles` moves.
 FIXED = {
@@ -66,14 +67,33 @@ def test_every_attribute_is_compared_counted_or_known_to_stay() -> None:
 
 @pytest.mark.parametrize(("later", "is_same"), [(0.0, True), (0.5, False)])
 def test_a_moment_seconds_later_is_the_same_if_times_differ_by_rounding_alone(later: float, is_same: bool) -> None:
-    def moment(base: float, event: float) -> State:
-        schedule, flag = Schedule(), Flag()
+    def moment(base: int, event: float) -> State:
+        schedule = Schedule()
+        flags = SparseFlags(schedule, lambda words: words[0])
+        flags.wait(base, 5, 0, equal=False)
+        flags.land(5, base + event, 3)
         schedule.at(base + event, act)
-        flag.send(base + event, 3)
-        return state.state_of(schedule, [flag], None, None, base, ())
+        return state.state_of(schedule, [flags], None, None, base, ())
 
     def act() -> None: ...
 
-    seconds = 9e9 + 1 / 3
+    seconds = 9_000_000_000
     assert seconds + 0.048485 - seconds != pytest.approx(0.048485, abs=1e-9)
     assert words_differ(moment(seconds, 0.048485 + later), moment(0, 0.048485)) is (False if is_same else None)
+
+
+def test_a_program_whose_wait_has_ended_when_it_was_due_does_not_wait() -> None:
+    schedule, flag = Schedule(patient=True), Flag()
+    states: list[State] = []
+
+    def program() -> Running:
+        for base in (0, 7, 14):
+            states.append(state.state_of(schedule, [flag], None, None, base, ()))
+            schedule.wait_for(flag, base + 7)
+            yield None
+        return 21
+
+    schedule.start(0, program(), lambda: "it")
+    schedule.run()
+    assert flag.waiting == [0]
+    assert states[0] == states[1] == states[2]

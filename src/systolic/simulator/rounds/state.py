@@ -115,6 +115,10 @@ class _Reader:
         else:
             self.state.append(Word(value))
 
+    def waiting(self, numbers: Iterable[int]) -> None:
+        """Read numbers of programs that wait for something. One whose wait has ended when it was due does not."""
+        self.programs(number for number in numbers if number in self._schedule._parked)
+
     def programs(self, numbers: Iterable[int]) -> None:
         """Read numbers of programs, or of no program."""
         alive = (self._numbers.get(number, _EVENT) for number in numbers if number in self._numbers or number < 0)
@@ -231,13 +235,13 @@ class _Reader:
     def flag(self, flag: Any) -> None:
         landed = [amount for time, amount in flag.landing if time <= self._past]
         self.state += (flag.count + sum(landed), getattr(flag, "label", ""))
-        self.programs(flag.waiting)
+        self.waiting(flag.waiting)
         for time, amount in flag.landing:
             if time > self._past:
                 self.state += (Time(time - self._base), amount)
 
     def waited(self, waited: Any) -> None:
-        self.programs(waited.waiting)
+        self.waiting(waited.waiting)
 
     def mailboxes(self, mailboxes: Any) -> None:
         for box in mailboxes._boxes:
