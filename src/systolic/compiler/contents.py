@@ -20,7 +20,7 @@ from systolic.compat.jaxprs import CALLS, called_function, equations, function_o
 from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compat.typical import PRIMITIVE, typical_value
 from systolic.compiler.cut_values import part_of, whole_of
-from systolic.compiler.deferred import Deferred, Missing, applied
+from systolic.compiler.deferred import Deferred, Missing, applied, known_or
 from systolic.compiler.invariants import Invariants
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 from systolic.compiler.peers import Peers
@@ -200,9 +200,11 @@ class _Walk:
         return made_of(outputs, params["out_specs"], whole_of)
 
     def _known_or_typical(self, equation: Any, value: Deferred) -> Deferred:
-        """Return a value, or if it is missing its typical value, which all devices and rounds of a loop share."""
-        is_missing = isinstance(value.get(), Missing)
-        return self.invariants.known(id(equation), typical_value(equation)) if is_missing else value
+        """Return a value, or its typical value if it is missing."""
+        typical = typical_value(equation)
+        if value.is_missing:  # on all devices, and in all rounds of a loop, which then share the typical one
+            return self.invariants.known(id(equation), typical)
+        return known_or(value, typical)
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"

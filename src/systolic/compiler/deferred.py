@@ -38,6 +38,20 @@ class Deferred:
         made._value, made._compute = value, None
         return made
 
+    @property
+    def is_missing(self) -> bool:
+        """True if something that it needs is missing, as far as that is known without computing anything."""
+        pending: list[Deferred] = [self]
+        seen = set(pending)
+        while pending:
+            value = pending.pop()
+            if value._compute is None and isinstance(value._value, Missing):
+                return True
+            new = [need for need in value._needs if need not in seen]
+            seen.update(new)
+            pending += new
+        return False
+
     def get(self) -> Any:
         """Return the value, or a `Missing`."""
         # What is needed comes first, without recursion: a chain of operations may be long.
@@ -64,3 +78,13 @@ def applied(function: Callable[[Any], Any], value: Deferred, *, local: bool = Fa
         return contents if isinstance(contents, Missing) else function(contents)
 
     return Deferred(compute, [value], local=local)
+
+
+def known_or(value: Deferred, other: Any) -> Deferred:
+    """Return a value, or another one in its place if it is missing."""
+
+    def compute() -> Any:
+        contents = value.get()
+        return other if isinstance(contents, Missing) else contents
+
+    return Deferred(compute, [value])

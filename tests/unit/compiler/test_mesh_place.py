@@ -122,6 +122,22 @@ def test_all_devices_and_rounds_share_a_typical_value() -> None:
     np.testing.assert_array_equal(first, SIZES + 1)
 
 
+def test_whether_devices_give_a_typical_value_is_not_asked_while_they_are_walked() -> None:
+    """They would ask each other, as deep as there are devices, for what a loop has not given yet."""
+
+    def body(own):
+        def layer(own, _):
+            total = copied(typical(lax.all_gather(own, "model", tiled=True), 7 * SIZES))
+            return own + total[:4], None
+
+        return lax.scan(layer, own, None, length=2)[0]
+
+    jaxpr = jax.make_jaxpr(sharded(body, P("model"), out=P("model")))(SIZES)
+    for call in pallas_operands(jaxpr, (SIZES,), ["sizes"], partition=1):
+        assert call.operands[0].local
+        np.testing.assert_array_equal(call.operands[0].get(), 7 * SIZES)  # what others give in a loop is not known
+
+
 def test_a_part_that_goes_from_shards_to_shards_stays_known() -> None:
     """Like a residual of a kernel's backward pass, which the forward pass made inside another `shard_map`."""
 
