@@ -47,6 +47,8 @@ class Deferred:
             value = pending.pop()
             if value._compute is None and isinstance(value._value, Missing):
                 return True
+            if isinstance(value, _KnownOr):
+                continue
             new = [need for need in value._needs if need not in seen]
             seen.update(new)
             pending += new
@@ -70,6 +72,12 @@ class Deferred:
         return self._value
 
 
+class _KnownOr(Deferred):
+    """A value with another one in its place if it is missing, which therefore never is."""
+
+    __slots__ = ()
+
+
 def applied(function: Callable[[Any], Any], value: Deferred, *, local: bool = False) -> Deferred:
     """Apply a function to a value; missing where the value is."""
 
@@ -87,4 +95,4 @@ def known_or(value: Deferred, other: Any) -> Deferred:
         contents = value.get()
         return other if isinstance(contents, Missing) else contents
 
-    return Deferred(compute, [value])
+    return _KnownOr(compute, [value])

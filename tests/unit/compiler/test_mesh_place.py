@@ -11,7 +11,8 @@ from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
 from systolic import slice_mesh, typical
-from systolic.compiler import Missing, device_executions, pallas_operands
+from systolic.compiler import Deferred, Missing, device_executions, pallas_operands
+from systolic.compiler.deferred import applied, known_or
 
 MESH = slice_mesh("v6e", "2x4", data=2, model=4)
 SIZES = np.arange(16, dtype=np.int32)
@@ -136,6 +137,13 @@ def test_whether_devices_give_a_typical_value_is_not_asked_while_they_are_walked
     for call in pallas_operands(jaxpr, (SIZES,), ["sizes"], partition=1):
         assert call.operands[0].local
         np.testing.assert_array_equal(call.operands[0].get(), 7 * SIZES)  # what others give in a loop is not known
+
+
+def test_what_stands_for_a_missing_value_is_not_missing() -> None:
+    late = Deferred(lambda: Missing("it comes from another device"))
+    late.get()
+    assert applied(np.negative, late).is_missing
+    assert not applied(np.negative, known_or(late, 3)).is_missing
 
 
 def test_a_part_that_goes_from_shards_to_shards_stays_known() -> None:
