@@ -97,6 +97,19 @@ def test_rounds_after_those_that_differ_are_skipped_too(skipped: list[int]) -> N
     assert run.hbm_read_bytes == 32 * (870 + 15 * 640 + 25 * 64)
 
 
+def test_many_rounds_that_differ_one_soon_after_the_other_do_not_end_the_comparison(skipped: list[int]) -> None:
+    deciding = (
+        "%s8_s8 = sand.u32 %s7_s1, 7",
+        "%p3_p3 = scmp.eq.s32.totalorder %s8_s8, 0",
+        "%p2_p2 = scmp.lt.s32.totalorder %s7_s1, 40",
+        "%p4_p4 = pnand %p3_p3, %p2_p2",
+        "%s9_s9 = scalar_select %p4_p4, 64, 640",
+    )
+    run = both_ways(OPERAND, *deciding, *copied("%s9_s9"), times=80)
+    assert max(skipped) > 30
+    assert run.hbm_read_bytes == 32 * (870 + 5 * 640 + 75 * 64)
+
+
 def test_a_loop_of_more_rounds_than_words_are_known_for_is_skipped_in_parts(skipped: list[int]) -> None:
     both_ways(OPERAND, *copied(640), times=700)
     assert sum(skipped) > 2 * (700 - 30)

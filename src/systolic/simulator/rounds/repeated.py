@@ -28,8 +28,7 @@ from systolic.simulator.rounds.state import state_of
 from systolic.simulator.schedule import Schedule
 
 _MAX_SINGLE_TRIES = 3  # rounds that are compared with the one before, until pairs of rounds are
-_MAX_TRIES = 6  # rounds and pairs that are compared, until they are taken to differ
-_MAX_FAILURES = 3  # times in succession that none could be skipped, until they are taken to differ
+_MAX_TRIES = 6  # rounds and pairs that are compared, until they are taken to differ for a while
 _MAX_PROBED = 3  # rounds that are executed for all later ones, until they are taken to differ
 
 Registers = tuple[Any, ...]
@@ -78,10 +77,12 @@ class _Loop:
     counters: Any = None
     tries: int = 0
     failures: int = 0  # to skip any, since the last time that some were
+    first: int = 0  # the round that is compared first: the more failures, the later
     counted_from: int = 0  # a round, from which on every `stride`-th one begins where another may be skipped
     stride: int = 1  # two where rounds alternate, as with two buffers
     probed_from: int | None = None  # a round
     decided: int | None = None  # the round at whose begin others are skipped, or not
+    near: bool = False  # not, since one of the next few differs in a decision
     probe: Probe = field(default_factory=Probe)
     continues: list[bool] = field(default_factory=lambda: [True] * ROUNDS)  # whether another one follows, by round
     skipped: int = 0  # rounds, or pairs of two
@@ -126,15 +127,12 @@ class RepeatedRounds:
     def next(self, core: int, loop: int, time: int, registers: Registers) -> Registers:
         """Begin another round of a core's loop; return the program's registers, perhaps of a later round."""
         at = self._loops.setdefault(loop, _Loop())
-        if at.tries > _MAX_TRIES:
-            return registers
         if at.decided is not None and all(begun.rounds >= at.decided for begun in at.cores.values()):
-            failures = 0 if at.skipped else at.failures + 1
-            if failures < _MAX_FAILURES:
-                at = self._loops[loop] = _Loop(failures=failures)
+            failures = 0 if at.skipped else at.failures + (not at.near)
+            at = self._loops[loop] = _Loop(failures=failures, first=2**failures - 1)
         mine = at.cores.setdefault(core, _AtCore())
         mine.rounds += 1
-        if (mine.rounds - at.counted_from) % at.stride:
+        if mine.rounds < at.first or (mine.rounds - at.counted_from) % at.stride:
             return registers
         if mine.rounds > at.rounds:
             at.rounds = mine.rounds
@@ -156,12 +154,16 @@ class RepeatedRounds:
                 at.probed_from, self._probe = at.rounds, at.probe
             elif at.tries == _MAX_SINGLE_TRIES:
                 at.stride, at.counted_from = 2, at.rounds
+            elif at.tries > _MAX_TRIES:
+                at.decided, at.state = at.rounds, None
             return
         probed = (at.rounds - at.probed_from) // at.stride
-        if probed > 1 and before is not None and not at.probe.failed and are_next(at.state, before, at.probe.alike):
+        # No rounds are left to skip before such a decision: it passes, and rounds after it are compared anew.
+        at.near = at.probe.alike < _MAX_PROBED + 2 and (probed > 1 or not at.probe.failed)
+        if probed > 1 and before is not None and not at.near and are_next(at.state, before, at.probe.alike):
             at.cycles = time - begun
             self._skip(at, handed_over)
-        if at.skipped or at.probe.failed or probed > _MAX_PROBED:
+        if at.skipped or at.near or at.probe.failed or probed > _MAX_PROBED:
             at.decided, at.state, self._probe = at.rounds, None, None
         else:
             at.counters = snapshot([self._network, self._repeated])
