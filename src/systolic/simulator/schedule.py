@@ -16,7 +16,6 @@ Running = Generator[float | None, None, float]
 
 _MAX_STUCK_PLACES = 8  # in a deadlock's message: a slice of v7x has thousands of programs
 _Entry = tuple[float, int, int, int | Callable[[], None]]  # time, turn, program, and which of its parkings it ends
-_NOT_PARKED = (0.0, 0)
 _EVENT = -1  # in place of a program's number: an event that is not a program's
 
 
@@ -46,9 +45,10 @@ class Schedule:
         self._programs: list[Running] = []
         self._stuck: list[Callable[[], str]] = []
         self._running = _EVENT
-        self._parked: dict[int, tuple[float, int]] = {}  # program → since when, and which of its parkings it is
+        # Program → since when, which of its parkings it is, and what for.
+        self._parked: dict[int, tuple[float, int, Waited]] = {}
         self._parkings = 0
-        self._due: float | None = None
+        self._waits: tuple[Waited, float | None] = Waited(), None  # what the running program waits for, and until when
         self._woken: list[int] = []
 
     def start(self, time: float, program: Running, stuck: Callable[[], str]) -> None:
@@ -64,9 +64,8 @@ class Schedule:
 
     def wait_for(self, what: Waited, due: float | None = None) -> None:
         """Record that the running program can't continue before `what` has changed, or before a known time."""
-        if self._running not in what.waiting:  # as it is after a wait that ended when it was due
-            what.waiting.append(self._running)
-        self._due = due
+        what.waiting.append(self._running)
+        self._waits = what, due
 
     def changed(self, what: Waited) -> None:
         if what.waiting:
@@ -97,8 +96,9 @@ class Schedule:
                     self.now = time
                 assert callable(parking)
                 parking()
-            elif not parking or parked.get(program, _NOT_PARKED)[1] == parking:
-                parked.pop(program, None)
+            elif not parking or (program in parked and parked[program][1] == parking):
+                if parking:  # what it waits for has not changed
+                    parked.pop(program)[2].waiting.remove(program)
                 if time > self.now:
                     self.now = time
                 due = self._let_act(time, program, ends)
@@ -115,7 +115,6 @@ class Schedule:
         entries, go_on = self._entries, self._programs[program].__next__
         try:
             while True:
-                self._due = None
                 request = go_on()
                 if request is None:
                     self._park(time, program)
@@ -136,14 +135,15 @@ class Schedule:
 
     def _park(self, since: float, program: int) -> None:
         self._parkings += 1
-        self._parked[program] = (since, self._parkings)
-        if self._due is not None:
-            self._push(self._due, program, self._parkings)
+        what, due = self._waits
+        self._parked[program] = (since, self._parkings, what)
+        if due is not None:
+            self._push(due, program, self._parkings)
 
     def _wake(self, programs: list[int]) -> None:
         """Try programs again, in the order in which they began to wait."""
         result = {program: self._parked.pop(program) for program in programs if program in self._parked}
-        for program, (since, _) in sorted(result.items(), key=lambda entry: entry[1]):
+        for program, (since, *_) in sorted(result.items(), key=lambda entry: entry[1][:2]):
             self._push(since, program, 0)
 
 

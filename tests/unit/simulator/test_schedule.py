@@ -105,8 +105,8 @@ def test_a_time_that_is_known_wakes_too_and_an_earlier_change_before_it(changes:
     assert tries == [0]
 
 
-def test_waits_that_end_when_they_are_due_leave_no_more_with_each_round() -> None:
-    """A loop's rounds could not be skipped for it: something grew in each."""
+def test_a_wait_that_ends_when_it_is_due_leaves_nothing() -> None:
+    """A loop's rounds could not be skipped for what it left: that grew in each."""
     schedule, flag, left = Schedule(patient=True), Waited(), []
 
     def program() -> Running:
@@ -118,7 +118,7 @@ def test_waits_that_end_when_they_are_due_leave_no_more_with_each_round() -> Non
 
     schedule.start(0, program(), lambda: "it")
     assert schedule.run() == [15]
-    assert left == [[0]] * 3
+    assert left == [[]] * 3
 
 
 def test_what_never_comes_is_a_deadlock_that_says_who_waits() -> None:

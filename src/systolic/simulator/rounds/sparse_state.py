@@ -31,8 +31,8 @@ class Reader(Protocol):
         """Read a sync flag."""
         ...
 
-    def waiting(self, numbers: Iterable[int]) -> None:
-        """Read numbers of programs of the schedule that wait for something."""
+    def programs(self, numbers: Iterable[int]) -> None:
+        """Read numbers of programs of the schedule."""
         ...
 
 
@@ -69,7 +69,7 @@ def _barrier(reader: Reader, barrier: Any) -> None:
         reader.state.append(tile)
         reader.time(time)
     reader.state.append(sorted(barrier.left))
-    reader.waiting(barrier.waiting)
+    reader.programs(barrier.waiting)
 
 
 def _machine(reader: Reader, machine: Any) -> None:

@@ -96,7 +96,7 @@ class _Reader:
         self._schedule = schedule
         self._base = base
         # Nothing acts before; programs that wait go on from when they began to.
-        waiting = (since for since, _ in schedule._parked.values())
+        waiting = (since for since, *_ in schedule._parked.values())
         # Of programs that have not ended: SparseCores begin others in each round.
         programs = (number for number, program in enumerate(schedule._programs) if not _has_ended(program))
         self._numbers = {program: number for number, program in enumerate(programs)}
@@ -115,10 +115,6 @@ class _Reader:
         else:
             self.state.append(Word(value))
 
-    def waiting(self, numbers: Iterable[int]) -> None:
-        """Read numbers of programs that wait for something. One whose wait has ended when it was due does not."""
-        self.programs(number for number in numbers if number in self._schedule._parked)
-
     def programs(self, numbers: Iterable[int]) -> None:
         """Read numbers of programs, or of no program."""
         alive = (self._numbers.get(number, _EVENT) for number in numbers if number in self._numbers or number < 0)
@@ -134,8 +130,8 @@ class _Reader:
                 self.read(act)
             elif program in self._numbers:
                 self.state += (Time(time - self._base), self._numbers[program])
-                self.state.append(not act or parked.get(program, (0, 0))[1] == act)
-        for program, (since, _) in sorted(parked.items(), key=lambda entry: entry[1][1]):
+                self.state.append(not act or (program in parked and parked[program][1] == act))
+        for program, (since, *_) in sorted(parked.items(), key=lambda entry: entry[1][1]):
             self.state += (self._numbers[program], Time(since - self._base))
         self.programs([schedule._running, *schedule._woken])
         for program in self._numbers:
@@ -235,13 +231,13 @@ class _Reader:
     def flag(self, flag: Any) -> None:
         landed = [amount for time, amount in flag.landing if time <= self._past]
         self.state += (flag.count + sum(landed), getattr(flag, "label", ""))
-        self.waiting(flag.waiting)
+        self.programs(flag.waiting)
         for time, amount in flag.landing:
             if time > self._past:
                 self.state += (Time(time - self._base), amount)
 
     def waited(self, waited: Any) -> None:
-        self.waiting(waited.waiting)
+        self.programs(waited.waiting)
 
     def mailboxes(self, mailboxes: Any) -> None:
         for box in mailboxes._boxes:
