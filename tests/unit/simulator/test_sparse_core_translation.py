@@ -52,6 +52,25 @@ def test_what_follows_a_loop_has_its_last_words() -> None:
     assert end([*counting(2, "p1 = slt.s32 s1, $0x18"), *waits]) == end([]) + 1 + 4 * 12 + 3
 
 
+@pytest.mark.parametrize("begins", [[3, 3, 3, 3], [0, 1, 2, 3]])
+def test_a_loop_that_is_entered_again_takes_its_rounds_again(begins: list[int]) -> None:
+    times = len(begins)
+    first = "s1 = sadd.s32 $0x0, s5" if begins[0] != begins[1] else f"s1 = simm.s32 ${begins[0]:#x}"
+    inner = [first, ".LBB2_1:", "s1 = sadd.s32 $0x1, s1", "p1 = slt.s32 s1, $0x20"]
+    outer = ["s5 = sadd.s32 $0x1, s5", f"p2 = slt.s32 s5, ${times:#x}"]
+    branches = [
+        [f".Ltmp{number}:", f"(pc) = sbr.rel @p{number} .LBB2_{number}-.Ltmp{number}, $1", "_ = snop"]
+        for number in (1, 2)
+    ]
+    code = ["s5 = simm.s32 $0x0", ".LBB2_2:", *inner, *branches[0], *outer, *branches[1]]
+    device = Device(a_chip(), gather([*ON_TILE_0, *code, *ENDS]))
+    device.launch(0)
+    assert device.end() == end([]) + 1 + sum(1 + 4 * (32 - begin) + 4 for begin in begins)
+    assert device.program.tec is not None
+    ends = device.program.tec.run.__globals__["ends"]
+    assert len(ends) == len(set(begins[1:]))  # the first time, the loop's predicate has never been written
+
+
 def test_a_loop_without_an_end_is_refused() -> None:
     with pytest.raises(SimulationError, match="loops went round more than 10,000 times"):
         end(counting(2, "p1 = sne.s32 s1, $0x3"))

@@ -99,9 +99,12 @@ class SparseFlags:
         return state
 
     def _flag(self, flag: int | Unknown) -> _Flag:
-        if isinstance(flag, Unknown):
-            raise SimulationError(f"which sync flag is meant depends on {flag.why}")
-        return self._flags.setdefault(flag, _Flag())
+        state = self._flags.get(flag)  # type: ignore[arg-type] -- none is known by an unknown number
+        if state is None:
+            if isinstance(flag, Unknown):
+                raise SimulationError(f"which sync flag is meant depends on {flag.why}")
+            state = self._flags[flag] = _Flag()
+        return state
 
     def _signed(self, word: Any) -> int:
         if type(word) is Lanes:

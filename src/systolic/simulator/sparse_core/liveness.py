@@ -58,13 +58,13 @@ class _Bundle:
         self._code = code
         self._done = _Alive(set)
         for step in (*code.events, *code.effects):
-            _read(self._done, _registers("\n".join(step.code)), step.condition)
+            _read(self._done, registers_in("\n".join(step.code)), step.condition)
         self._values: dict[str, tuple[Condition | None, frozenset[str]]] = {}
         for name, value in code.values.items():
             if value.otherwise == name:
-                self._values[name] = value.condition, _registers(value.code)
+                self._values[name] = value.condition, registers_in(value.code)
             else:  # two values, one of which it gets
-                self._values[name] = None, _registers(value.expression())
+                self._values[name] = None, registers_in(value.expression())
         self._predicates = [name for name in code.values if name[0] == "p"]
         self._counting: list[str] = []
 
@@ -104,5 +104,6 @@ def _is_alive(alive: _Alive, name: str, condition: Condition | None) -> bool:
     return any(other is None or other != opposite for other in alive.get(name, ()))
 
 
-def _registers(code: str) -> frozenset[str]:
+def registers_in(code: str) -> frozenset[str]:
+    """Return the variables of registers that stand in the code."""
     return frozenset(_VARIABLE.findall(_QUOTED.sub("", code)))

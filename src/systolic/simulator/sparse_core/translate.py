@@ -6,6 +6,7 @@ own time or concerns other units; everything else takes a cycle per bundle.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from systolic.simulator.errors import SimulationError, reading
@@ -15,10 +16,13 @@ from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.bundle import BundleReader
 from systolic.simulator.sparse_core.code import BundleCode
 from systolic.simulator.sparse_core.listing import SparseListing, SparseSection
-from systolic.simulator.sparse_core.liveness import leave_out_dead_values
+from systolic.simulator.sparse_core.liveness import leave_out_dead_values, registers_in
 from systolic.simulator.sparse_core.machine import CALLED
 from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 from systolic.simulator.translating.control_flow import dispatch
+
+_CALLED = re.compile(rf"\b(?:{'|'.join(CALLED)})\b", re.ASCII)
+_MAX_ENDS = 1 << 14  # of loops that are kept
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
@@ -59,6 +63,7 @@ class _Translator:
         source = "\n".join(lines)
         title = f"{self._name} {self._kind}"
         scope = SCOPE | {"computed": COMPUTED, "lane_numbers": LANE_NUMBERS, "range": range}
+        scope |= {"len": len, "map": map, "type": type, "numbers": {int, bool}, "ends": {}}
         with reading(title):
             exec(compile(source, f"<{title!a}>", "exec"), scope)
         starts = {block.first: index for index, block in enumerate(self._blocks)}
@@ -92,12 +97,31 @@ class _Translator:
         return code + self._leave(index, self._blocks[index])
 
     def _plain_loop(self, index: int, bundles: Sequence[BundleCode]) -> list[str]:
-        """Make a Python loop of a block that repeats itself and is not seen outside: tiles go round many of them."""
-        return [
+        """Make a Python loop of a block that repeats itself and is not seen outside: tiles go round many of them.
+
+        Most of them count, from the same number each time: where a loop ends is looked up by the registers it reads.
+        """
+        loop = [
             "for rounds in range(left() + 1):",
             *(f"    {line}" for bundle in bundles for line in bundle.lines()),
             "    if not jump:",
             "        break",
+        ]
+        read = sorted(registers_in("\n".join(loop)))
+        if read and not any(_CALLED.search(line) for line in loop[1:]):
+            registers = ", ".join(read)
+            loop = [
+                f"begin = {index}, {registers}",
+                "known = numbers.issuperset(map(type, begin))",
+                "if known and begin in ends:",
+                f"    rounds, jump, {registers} = ends[begin]",
+                "else:",
+                *(f"    {line}" for line in loop),
+                f"    if known and not jump and len(ends) < {_MAX_ENDS}:",
+                f"        ends[begin] = rounds, jump, {registers}",
+            ]
+        return [
+            *loop,
             "round(rounds + (jump is True))",
             f"t += (rounds + 1) * {sum(bundle.cycles for bundle in bundles)} * cycle",
             *_go(index, self._blocks[index].following),
