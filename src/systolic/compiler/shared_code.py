@@ -10,6 +10,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from systolic.compiler.replica_groups import with_groups
+
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d{1,5})\b", re.ASCII)
 _HEADER = re.compile(r"(?:ENTRY )?%([\w.\-]+) \(.*\{$", re.ASCII)
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+\(.*)$", re.ASCII | re.DOTALL)
 _NAME = re.compile(r"%([\w.\-]+)", re.ASCII)
@@ -44,8 +47,11 @@ def operation_keys(hlo: str) -> dict[str, str]:
     """Return a hash of each instruction, by name. Instructions that the compiler can give the same code have the same.
 
     It covers the operation, its attributes, shapes and layouts of its result and operands, and what it calls. That two
-    operands are the same value makes no difference: the code is handed it twice.
+    operands are the same value makes no difference: the code is handed it twice. Nor does the way in which groups of
+    devices are written.
     """
+    header = _PARTITIONS.search(hlo.partition("\n")[0])
+    partitions = 1 if header is None else int(header[1])
     keys: dict[str, str] = {}
     bodies: dict[str, str] = {}  # hashes of computations; HLO's text has those that are called before their callers
     for computation, instructions in _computations(hlo):
@@ -53,7 +59,7 @@ def operation_keys(hlo: str) -> dict[str, str]:
         values: dict[str, str] = {}  # hashes of what each instruction computes from the parameters
         root = ""
         for is_root, name, shape, rest in instructions:
-            text = _IGNORED.sub("", rest)
+            text = with_groups(_IGNORED.sub("", rest), partitions, str)
             operands = {other: shapes[other] for other in _NAME.findall(text) if other in shapes}
             keys[name] = _hash(shape, _replaced(text, {**bodies, **operands}))
             values[name] = _hash(shape, _replaced(text, {**bodies, **values}))

@@ -11,7 +11,7 @@ ALIASES = (
     '{"aliasing_operands":{"lists":[]},"a":[]}',
     '{"aliasing_operands":{"lists":[{"indices":["0","2"]}]},"a":[]}',
 )
-HLO = f"""HloModule m
+HLO = f"""HloModule m, num_partitions=8
 
 %first (a: f32[], b: f32[]) -> f32[] {{
   %a = f32[] parameter(0)
@@ -44,6 +44,9 @@ ENTRY %main (x: bf16[8,128], y: bf16[8,128]) -> bf16[8,128] {{
   %same = bf16[8,128]{{1,0}} subtract(%x, %x), backend_config={{"a":[]}}
   %gather.1 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=1, frontend_attributes={{a="g.1"}}
   %gather.2 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=2, frontend_attributes={{a="g.2",chain_id="3"}}
+  %gather.3 = bf16[8,128]{{1,0}} all-gather(%x), channel_id=3, replica_groups=[4,2]<=[8], dimensions={{0}}
+  %gather.4 = bf16[8,128]{{1,0}} all-gather(%x), replica_groups=mesh['a'=4,'b'=2] {{'b'}}, dimensions={{0}}
+  %gather.5 = bf16[8,128]{{1,0}} all-gather(%x), replica_groups=mesh['a'=4,'b'=2] {{'a'}}, dimensions={{0}}
   %reduce.1 = bf16[8] reduce(%x, %y), to_apply=%first
   %reduce.2 = bf16[8] reduce(%x, %y), to_apply=%second
   %reduce.3 = bf16[8] reduce(%x, %y), to_apply=%third
@@ -64,6 +67,7 @@ ENTRY %main (x: bf16[8,128], y: bf16[8,128]) -> bf16[8,128] {{
         ("pair.1", "pair.2"),
         ("pair.1", "same"),  # one operand twice
         ("gather.1", "gather.2"),
+        ("gather.3", "gather.4"),  # the same groups, written in two ways
         ("op.1", "op.2"),
         ("reduce.1", "reduce.2"),
     ],
@@ -77,6 +81,7 @@ def test_names_origins_channels_and_repeated_operands_do_not_count(name, other):
     ("name", "other"),
     [
         ("fusion.1", "other"),  # another computation
+        ("gather.4", "gather.5"),  # other groups
         ("fusion.1", "fusion.4"),  # an operand in other memory
         ("fusion.1", "fusion.5"),  # a result in other memory
         ("reduce.1", "reduce.3"),  # its operands exchanged

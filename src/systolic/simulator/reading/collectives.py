@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import numpy as np
+from systolic.compiler.replica_groups import Groups, groups_of
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
 _COMPUTATION = re.compile(r"(?:ENTRY )?%(\S+) \(", re.ASCII)
@@ -43,15 +42,6 @@ _MOVES = {
     "tuple",
 }
 _SCALAR = re.compile(r"\w+\[\]", re.ASCII)
-# Groups as lists; as a range that is reshaped, transposed, and cut into groups of equal size; or as axes of a mesh,
-# along which a group lies.
-_GROUPS = re.compile(r"\breplica_groups=\{((?:\{[\d,]*\},?)*)\}", re.ASCII)
-_GROUP = re.compile(r"\{([\d,]*)\}", re.ASCII)
-_RANGE = re.compile(
-    r"\breplica_groups=\[(?P<cut>\d{1,5},\d{1,5})\]<=\[(?P<range>[\d,]{1,40})\](?:T\((?P<turned>[\d,]{1,40})\))?",
-    re.ASCII,
-)
-_MESH = re.compile(r"\breplica_groups=mesh\[(?P<axes>['\w=,]{1,200})\] \{(?P<named>['\w,]{1,200})\}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +58,7 @@ class HloCollective:
     kind: Kind
     fused: bool = False
     ends_later: bool = False
-    groups: tuple[tuple[int, ...], ...] = ()
+    groups: Groups = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +97,7 @@ def parse_collectives(text: str) -> SliceHlo:
             computing.add(computation)
         if kind is not None and not opcode.endswith(_DONE):
             later = opcode == _GATHER_START
-            groups = _groups(rest, partitions)
+            groups = groups_of(rest, partitions)
             inside[computation].append(
                 HloCollective(name=name, kind=kind, fused=later, ends_later=later, groups=groups)
             )
@@ -129,31 +119,6 @@ def parse_collectives(text: str) -> SliceHlo:
         collectives=collectives,
         permutes=tuple(_permutes(entry, order, frozenset())),
     )
-
-
-def _groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
-    if match := _GROUPS.search(text):
-        return tuple(map(_numbers, _GROUP.findall(match.group(1)))) or (tuple(range(partitions)),)
-    if match := _RANGE.search(text):
-        extents, cut = _numbers(match["range"]), _numbers(match["cut"])
-        turned = _numbers(match["turned"] or "") or tuple(range(len(extents)))
-    elif match := _MESH.search(text):
-        sizes = {name: int(size) for name, _, size in (axis.partition("=") for axis in match["axes"].split(","))}
-        names, named = list(sizes), match["named"].split(",")
-        if not set(named) <= set(names):
-            return ()
-        extents = tuple(sizes.values())
-        turned = tuple(map(names.index, [*(name for name in names if name not in named), *named]))
-        cut = (-1, math.prod(sizes[name] for name in named))
-    else:
-        return ()
-    if math.prod(extents) != partitions:
-        return ()
-    return tuple(map(tuple, np.arange(partitions).reshape(extents).transpose(turned).reshape(cut).tolist()))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number)
 
 
 def _count(pattern: re.Pattern[str], header: str) -> int:
