@@ -20,7 +20,8 @@ _ATTRIBUTE = re.compile(
     r"\breplica_groups=(?:"
     r"\{(?P<lists>(?:\{[\d,]*\},?)*)\}"
     rf"|{_RANGE.format('')}"
-    rf"|mesh\[(?P<axes>['\w=,]{{1,200}})\](?:, device_ids=\({_RANGE.format('ids_')}\))? \{{(?P<named>['\w,]{{1,200}})\}}"
+    rf"|mesh\[(?P<axes>['\w=,]{{1,200}})\](?:, device_ids=\({_RANGE.format('ids_')}\))?"
+    r" \{(?P<named>['\w,]{1,200})\}"
     r")",
     re.ASCII,
 )
