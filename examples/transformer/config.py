@@ -17,7 +17,8 @@ class Config:
       shared_experts: that every token goes to; together they are one MLP.
       expert_width: of one of them.
       grouped: what computes the experts: "moe", which is `systolic.moe`; or products of rows that JAX sorts and adds
-        up, by "megablox", JAX's own Pallas kernel with `expert_tiles`, "systolic", or "plain", which runs anywhere.
+        up, by "megablox", JAX's own Pallas kernel with `expert_tiles`, by the kernel of "tokamax" or "systolic", or
+        "plain", which runs anywhere.
       kv_rank: features of a token that keys and values of all heads are made from (latent attention); None: from
         all. `rope_dim` features are rotated then, the same for all heads' keys, after `head_dim` that are not.
       gated: True if the MLP is f(x @ gate) * (x @ up), with two matrices before the last one; else f(x @ up).
@@ -39,9 +40,11 @@ class Config:
       post_norms: True if the results of attention and MLP are normed, too, before they are added.
       tied: True if the embedding's table is the projection to the vocabulary, too.
       soft_cap: logits are `soft_cap · tanh(logits / soft_cap)`; None: they are as they are.
-      attention: "splash" or "flash", JAX's own Pallas kernels for TPUs, or "plain", which runs anywhere. "flash" is the
-        older kernel, with the blocks that MaxText gave it, and takes no window and no shared keys.
-      blocks: sizes of the blocks of splash attention, as its `BlockSizes` has them.
+      attention: "splash" or "flash", JAX's own Pallas kernels for TPUs, "tokamax", whose kernel came from "splash", or
+        "plain", which runs anywhere. "flash" is the older kernel, with the blocks that MaxText gave it, and takes no
+        window and no shared keys.
+      blocks: sizes of the blocks of splash attention, as its `BlockSizes` has them, and its layouts, such as
+        `k_layout="SEQ_MINOR"`.
       remat: values that the backward pass does not compute again, see `layers.REMAT`: "none", "full" (the input of
         each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; after
         "offload:" they are kept in the host's memory, with "input" each layer's input, too.
@@ -87,7 +90,7 @@ class Config:
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     attention: str = "splash"
-    blocks: Mapping[str, int | bool] = field(default_factory=dict)
+    blocks: Mapping[str, int | bool | str] = field(default_factory=dict)
     remat: str = "full"
     one_hot: bool = True
     loss: str = "systolic"

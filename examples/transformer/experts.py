@@ -19,6 +19,7 @@ import systolic
 
 from .config import Config
 from .sharding import Sharding
+from .tokamax_kernels import grouped_product
 
 
 def routed(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
@@ -86,6 +87,8 @@ def _grouped(rows: jax.Array, matrices: jax.Array, sizes: jax.Array, config: Con
     if config.grouped == "megablox":
         tiles = tuple(map(min, config.expert_tiles, (rows.shape[0], *matrices.shape[1:])))
         out = gmm(rows, matrices, sizes, rows.dtype, tiles)
+    elif config.grouped == "tokamax":
+        out = grouped_product(rows, matrices, sizes)
     elif config.grouped == "systolic":
         out = systolic.grouped_matmul(rows, matrices, sizes)
     else:

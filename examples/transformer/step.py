@@ -18,6 +18,7 @@ from .config import Config
 from .layers import forward, project, vocabulary_weight
 from .models import configured
 from .sharding import Sharding, placed
+from .tokamax_kernels import for_another_machine
 
 # Names in the name stacks of operations: the rows of a step's table.
 PARTS = ("attention", "mlp", "router", "experts", "loss", "embedding", "optimizer")
@@ -168,7 +169,8 @@ def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
 
 def train_step(state: Any, batch: Any, *, config: Config, sharding: Sharding, adamw: AdamW) -> tuple[Any, jax.Array]:
     """Return the state after a step, and the loss before it."""
-    value, gradients = jax.value_and_grad(loss)(state["parameters"], batch, config, sharding)
+    with for_another_machine(config):
+        value, gradients = jax.value_and_grad(loss)(state["parameters"], batch, config, sharding)
     with jax.named_scope("optimizer"):
         return update(state, gradients, adamw), value
 

@@ -14,9 +14,18 @@ from typing import Any
 
 # Primitives that call the one function among their parameters once, with all of their operands: unchanged,
 PLAIN_CALLS = frozenset(("closed_call", "jit", "remat2", "xla_metadata_call"))
-# or replaced by another definition under a transformation or on a platform.
+# or replaced by another definition under a transformation or on a platform. "remat_opt" is the forward function of a
+# `custom_vjp` with `optimize_remat`.
 CALLS = PLAIN_CALLS | frozenset(
-    ("composite", "custom_jvp_call", "custom_jvp_call_jaxpr", "custom_vjp_call", "custom_vmap_call", "kernel_or_xla")
+    (
+        "composite",
+        "custom_jvp_call",
+        "custom_jvp_call_jaxpr",
+        "custom_vjp_call",
+        "custom_vmap_call",
+        "kernel_or_xla",
+        "remat_opt",
+    )
 )
 
 

@@ -16,6 +16,8 @@ from systolic.simulator.slice.identity import assignment_at, constants_from
         ("s8", (1, 2, 2), 0xFFFF),  # two rows of four that share a word
         ("s8", (8, 128), 0xFFFFFFFF),
         ("s8", (1,), 0xFF),
+        ("s8", (3,), 0xFF),  # in layout T(512)(128)(4,1), as the masks of tokamax' attention
+        ("s8", (129,), 0xFFFF),
         ("bf16", (4, 128), 0xFFFFFFFF),
         ("bf16", (1, 128), 0xFFFF),
         ("s32", (5,), 0xFFFFFFFF),

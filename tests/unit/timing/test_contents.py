@@ -66,6 +66,29 @@ def test_values_computed_from_an_argument() -> None:
     np.testing.assert_array_equal(values, np.cumsum(INDEX) % 8)
 
 
+def test_values_in_the_forward_function_of_a_custom_vjp_that_may_be_dropped() -> None:
+    """With `optimize_remat` JAX keeps it as an equation of its own, `remat_opt`."""
+
+    @jax.custom_vjp
+    def gathered(index, x):
+        return gather(index, x)
+
+    gathered.defvjp(
+        lambda index, x: (gather(index + 1, x), index),
+        lambda index, g: (None, gather(index + 2, g)),
+        optimize_remat=True,
+    )
+
+    def gradient(index, x):
+        value, backward = jax.vjp(lambda x: gathered(index, x), x)
+        return value, backward(value)
+
+    index = INDEX % 4
+    forward, backward = first_operands(gradient, index, X)
+    np.testing.assert_array_equal(forward, index + 1)
+    np.testing.assert_array_equal(backward, index + 2)
+
+
 def test_values_of_a_function_for_a_mesh_that_is_not_there() -> None:
     """Its explicit axes are in the types of values and in parameters of operations, here of iota and broadcast."""
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))

@@ -44,7 +44,9 @@ class CallOperand:
     def first_word_mask(self) -> int:
         """Bits of its first word that hold elements, of several rows where they are narrow; others are padding."""
         size = _ELEMENT_BYTES.get(self.dtype, _WORD_BYTES)
-        elements = min(_WORD_BYTES // size, *self.shape[-2:]) if self.shape else 1
+        # 128 elements of an array of one dimension are a row.
+        sizes = self.shape[-2:] if len(self.shape) != 1 else (-(-self.shape[0] // _LANES),)
+        elements = min(_WORD_BYTES // size, *sizes) if sizes else 1
         return (1 << 8 * size * elements) - 1
 
 
