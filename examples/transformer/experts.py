@@ -65,8 +65,8 @@ def _on_a_device(
     rows = permuted(jnp.repeat(x.reshape(-1, shape[2]), experts_per_token, axis=0), order)
     sizes = jnp.bincount(flat, length=config.experts).astype(jnp.int32)
     sizes = systolic.typical(sizes, untrained_sizes(flat.size, config.experts))[: gate.shape[0]]
-    hidden = jax.nn.silu(_grouped(rows, gate, sizes, config)) * _grouped(rows, up, sizes, config)
-    results = _grouped(hidden, down, sizes, config)
+    hidden = jax.nn.silu(product_by_expert(rows, gate, sizes, config)) * product_by_expert(rows, up, sizes, config)
+    results = product_by_expert(hidden, down, sizes, config)
     # After the last group a kernel leaves the previous contents.
     if is_cut:
         results = jnp.where((jnp.arange(flat.size) < jnp.sum(sizes))[:, None], results, 0)
@@ -82,7 +82,7 @@ def untrained_sizes(rows: int, experts: int) -> np.ndarray:
     return np.random.default_rng(0).multinomial(rows, np.full(experts, 1 / experts)).astype(np.int32)
 
 
-def _grouped(rows: jax.Array, matrices: jax.Array, sizes: jax.Array, config: Config) -> jax.Array:
+def product_by_expert(rows: jax.Array, matrices: jax.Array, sizes: jax.Array, config: Config) -> jax.Array:
     """Multiply the rows of each group by the group's matrix: (rows, columns)."""
     if config.grouped == "megablox":
         tiles = tuple(map(min, config.expert_tiles, (rows.shape[0], *matrices.shape[1:])))

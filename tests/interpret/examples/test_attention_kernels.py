@@ -16,7 +16,7 @@ from transformer.sharding import Sharding
 from transformer.tokamax_kernels import for_another_machine
 
 LENGTH = 256
-# From Python 3.12 on. No environment of the tests has it; `benchmarks/step_recipes.py` says which step needs it.
+# It needs Python 3.12; no environment of the tests has it.
 NEEDS_TOKAMAX = pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason="tokamax is not installed")
 
 
