@@ -100,7 +100,6 @@ NOT_RUN = {
     "python benchmarks/ring_mlp.py": "an MLP and its gradients by five programs on eight chips: half an hour",
     "python benchmarks/public_gather.py": "needs tpu-inference; six products by four programs: half an hour",
     "python benchmarks/ragged_all_to_all.py": "two exchanges by three programs on eight chips: ten minutes",
-    "python benchmarks/step_kernels.py": "kernels of two packages at the size of a step: twenty minutes",
     "python benchmarks/step_loss.py": "a loss in three forms on eight chips: ten minutes",
     "python benchmarks/training_steps.py": "whole steps on up to 256 chips: hours",
     "dask": "runs until it is stopped; test_tune_command.py starts both",
