@@ -89,8 +89,6 @@ class Recipe:
         full, 1/2 under a causal mask, 0 not counted.
       source: repository, commit and file of parameters and flags.
       differs: known differences from the measured step.
-      unsupported: the reason why it cannot be predicted; "" if it can.
-      not_run: the reason why no result is kept, if it could be predicted.
     """
 
     chip: str
@@ -105,8 +103,6 @@ class Recipe:
     attention_counted: float = 1.0
     source: str = ""
     differs: str = ""
-    unsupported: str = ""
-    not_run: str = ""
 
 
 def recipe_of(row: Mapping[str, str], listed: Sequence[Recipe]) -> Recipe | None:

@@ -8,9 +8,9 @@ The first command prints the thirteen rows from kept results and compiles nothin
 steps whose chip, topology or name contains the text, and keeps their results. The third prints the rows for
 which MaxText's own step is listed (`examples/maxtext_step.py`); to predict them, MaxText has to be installed.
 
-Each row is either predicted, by the model of `examples/transformer` with the row's sizes, mesh and flags, or there is a
-reason why not. Nothing here, and no constant of any chip, was fitted to a step. Where a row publishes a rate only, its
-time is the model's operations, as MaxText counted them at that commit, over that rate.
+Each row is predicted by the model of `examples/transformer` with the row's sizes, mesh and flags. Nothing here, and no
+constant of any chip, was fitted to a step. Where a row publishes a rate only, its time is the model's operations, as
+MaxText counted them at that commit, over that rate.
 
 A row takes the compiler minutes, with the flags of some recipes half an hour; programs are kept, so a run that was
 stopped resumes there.
@@ -87,7 +87,7 @@ def kept_or_reason(
     if result is not None and result["recipe"] == compiled_recipe(recipe):
         return result | {"source": recipe.source, "differs": recipe.differs}
     stale = f"not predicted since its recipe changed: --predict {row['op']!r}" if result is not None else ""
-    return record(row, recipe, None, recipe.unsupported or recipe.not_run or stale or "not predicted yet")
+    return record(row, recipe, None, stale or "not predicted yet")
 
 
 def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
@@ -198,7 +198,7 @@ def main(predict: str | None, maxtext: bool, workers: Workers, json_file: str | 
             published = [(row, recipe) for row, recipe in published if recipe is not None]
         for row, recipe in published:
             is_asked = predict is not None and predict in " ".join(_key(row))
-            if is_asked and recipe is not None and not recipe.unsupported:
+            if is_asked and recipe is not None:
                 jobs[_key(row)] = _job(pool, row, recipe)
         bar.planned(len(jobs))
         for row, recipe in published:

@@ -22,7 +22,7 @@ def step_tables(text: str) -> str:
     for heading, lines in (
         ("| step | published s | simulated s | error | minutes", map(_result, predicted)),
         ("| step | parts |", map(_parts, predicted)),
-        ("| step | why not |", (f"| {_name(row)} | {row['reason']} |" for row in others)),
+        *([("| step | why not |", (f"| {_name(row)} | {row['reason']} |" for row in others))] if others else ()),
     ):
         text = _put_rows(heading, lines, text)
     return text
