@@ -5,7 +5,7 @@
 
 They have the sizes of a device of v7x: 16 sequences of 4,096 tokens, each of which goes to 8 of 128 experts. The
 forward pass is computed again for the gradients. tokamax has to be installed, with Python 3.12 or later. libtpu
-0.0.50.1 compiles the gradient of its attention in two minutes; 0.0.42.1 was stopped after five.
+0.0.50.1 compiles the gradient of its attention in a minute; 0.0.42.1 was stopped after five.
 """
 
 from __future__ import annotations
