@@ -10,6 +10,7 @@ forward pass is computed again for the gradients. tokamax has to be installed, w
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -40,6 +41,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
     "products": {name: {"grouped": name} for name in ("megablox", "tokamax", "systolic")},
     "attention": {name: {"attention": name, **BLOCKS} for name in ("splash", "tokamax")},
 }
+KERNELS = sorted({name for forms in FORMS.values() for name in forms})
 
 
 def milliseconds(config: Config, fn: Callable[..., Any], *shapes: tuple[int, ...]) -> float:
@@ -91,12 +93,19 @@ def attention(config: Config) -> float:
 
 
 @click.command()
-@click.option("--kernel", "kernels", multiple=True, help="megablox, splash, tokamax or systolic; repeat it.")
+@click.option("--kernel", "kernels", multiple=True, type=click.Choice(KERNELS), help="One of them; repeat it.")
 def main(kernels: tuple[str, ...]) -> None:
-    """Simulate the kernels of one layer of a published step."""
+    """Simulate the kernels of one layer of a published step.
+
+    Example: python benchmarks/step_kernels.py --kernel splash
+    """
     for part, forms in FORMS.items():
         for name, changes in forms.items():
-            if not kernels or name in kernels:
+            if kernels and name not in kernels:
+                continue
+            if name == "tokamax" and importlib.util.find_spec(name) is None:
+                click.echo(f"{part:<10} {name:<9} is not installed")
+            else:
                 config = configured(RECIPE.parameters["config"], **changes)
                 time_ms = (products if part == "products" else attention)(config)
                 click.echo(f"{part:<10} {name:<9} {time_ms:6.1f} ms a layer, forward twice and backward (simulated)")

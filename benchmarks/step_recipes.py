@@ -65,9 +65,10 @@ RECIPES = (
                 "block_kv_dkv_compute": 512,
             },
         },
-        # The recipe's limit is 122880. One of its products alone (32768×3840×15360) takes 4,839 µs with that, and 4,824
-        # with this limit; a gated pair takes 9,561 and 9,805. It was chosen by these, and because with the larger one 8
-        # of 62 products were compiled in 70 minutes of CPU time.
+        # The recipe's limit is 122880. One of its products alone takes 4,839 µs with that and 4,824 with this limit, by
+        # systolic simulate jax.numpy:matmul --arg "bf16[32768,3840]" --arg "bf16[3840,15360]" --chip v6e --xla-flag …
+        # A gated pair takes 9,561 (libtpu 0.0.50.1) and 9,805. It was chosen by these, and because with the larger one
+        # 8 of 62 products were compiled in 70 minutes of CPU time.
         flags={"xla_tpu_scoped_vmem_limit_kib": "49152"},
         source=f"{TPU_RECIPES}/trillium/Gemma3-12B-MaxText/v6e-256/README.md",
         differs="older compiler; layers alike are a loop; 48 MiB of scoped VMEM, where the recipe has 120",

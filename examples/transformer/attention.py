@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,7 +14,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from .config import Config
 from .sharding import Sharding
-from .tokamax_kernels import attention_of_sequence
+from .tokamax_kernels import tokamax_splash
 
 _CONTEXT = "context"  # as `Config.remat` names it
 _BLOCK = 512  # of splash attention, if the config names none
@@ -63,30 +61,31 @@ def flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config: 
 
 
 def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config: Config) -> jax.Array:
-    """Call the kernel, which takes one sequence with its heads first and does not scale."""
-    length, heads = query.shape[1], query.shape[2]
+    """Call the kernel, JAX's or tokamax', which takes one sequence with its heads first and does not scale."""
+    kernel = _splash_kernel(query.shape[1], query.shape[2], config)
     by_head = ((query / math.sqrt(config.key_dim)).astype(query.dtype), key, value)
-    blocks = _blocks(length, config)
-    if config.attention == "tokamax":
-        kernel: Any = functools.partial(attention_of_sequence, config=config, blocks=blocks, name=_CONTEXT)
-    else:
-        kernel = _jax_splash(length, heads, config, blocks)
     context: Any = jax.vmap(kernel)(*(operand.swapaxes(1, 2) for operand in by_head))
     return context.swapaxes(1, 2)
 
 
-def _jax_splash(length: int, heads: int, config: Config, blocks: Mapping[str, Any]) -> Any:
-    mask = splash.CausalMask((length, length))
+def _splash_kernel(length: int, heads: int, config: Config) -> Any:
+    is_tokamax = config.attention == "tokamax"
+    kernels, masks = tokamax_splash() if is_tokamax else (splash, splash)
+    mask = masks.CausalMask((length, length))
     if config.window is not None:
-        mask = splash.LocalMask((length, length), window_size=(config.window - 1, 0), offset=0)
-    settings: dict[str, Any] = {
-        name: splash.QKVLayout[value] if name.endswith("_layout") else value for name, value in blocks.items()
+        mask = masks.LocalMask((length, length), window_size=(config.window - 1, 0), offset=0)
+    blocks = {
+        name: kernels.QKVLayout[value] if name.endswith("_layout") else value
+        for name, value in _blocks(length, config).items()
     }
     # The mask's blocks are computed now, even if the layers are traced as a loop.
     with jax.ensure_compile_time_eval():
+        if is_tokamax:
+            settings = kernels.SplashConfig(**blocks, residual_checkpoint_name=_CONTEXT)
+            return kernels.make_splash_mha(mask=mask, config=settings, q_seq_shards=1)
         return splash.make_splash_mha(
             mask=splash.MultiHeadMask([mask] * heads),
-            block_sizes=splash.BlockSizes(**settings),
+            block_sizes=splash.BlockSizes(**blocks),
             head_shards=1,
             q_seq_shards=1,
             residual_checkpoint_name=_CONTEXT,
@@ -108,8 +107,8 @@ def plain_attention(
     return jnp.einsum("bkgst,btkf->bskgf", shares, value).reshape(*query.shape[:3], value.shape[3])
 
 
-def _blocks(length: int, config: Config) -> dict[str, int | bool | str]:
-    sizes: dict[str, int | bool | str] = dict(config.blocks)
+def _blocks(length: int, config: Config) -> dict[str, Any]:
+    sizes: dict[str, Any] = dict(config.blocks)
     fused = bool(sizes.get("use_fused_bwd_kernel", False))
     for name in ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"):
         if not (fused and name.endswith("_dq")):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,28 +21,10 @@ def for_another_machine(config: Config) -> contextlib.AbstractContextManager[Non
     return _tokamax("tokamax").config.cross_compile(True)
 
 
-def attention_of_sequence(
-    query: jax.Array, key: jax.Array, value: jax.Array, config: Config, blocks: Mapping[str, Any], name: str
-) -> jax.Array:
-    """Return causal attention, heads first and scores not scaled: (heads, sequence, head_dim).
-
-    Args:
-      blocks: rows of blocks, and layouts by the names of `QKVLayout`.
-      name: of the results that a backward pass may keep.
-    """
-    package = "tokamax._src.ops.experimental.tpu.splash_attention"
-    kernels, masks = (_tokamax(f"{package}.splash_attention_{module}") for module in ("kernel", "mask"))
-    shape = (query.shape[1], key.shape[1])
-    mask = masks.CausalMask(shape)
-    if config.window is not None:
-        mask = masks.LocalMask(shape, window_size=(config.window - 1, 0), offset=0)
-    settings = {key: kernels.QKVLayout[value] if key.endswith("_layout") else value for key, value in blocks.items()}
-    # The mask's blocks are computed now, even if the layers are traced as a loop.
-    with jax.ensure_compile_time_eval():
-        kernel = kernels.make_splash_mha(
-            mask=mask, config=kernels.SplashConfig(**settings, residual_checkpoint_name=name), q_seq_shards=1
-        )
-    return kernel(query, key, value)
+def tokamax_splash() -> tuple[Any, Any]:
+    """Return the modules of splash attention's kernel and of its masks."""
+    package = "tokamax._src.ops.experimental.tpu.splash_attention.splash_attention"
+    return _tokamax(f"{package}_kernel"), _tokamax(f"{package}_mask")
 
 
 def grouped_product(rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:

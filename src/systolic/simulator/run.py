@@ -50,7 +50,7 @@ _SPARSE_CORES_MODELLED = (
     "SparseCores: modelled; their programs are executed, but few published times check what streams and launches cost"
 )
 _HOST_MODELLED = (
-    "copies between chip and host: at the rate that is published for their link; no published time checks it"
+    "copies between chip and host: at the rate of their link in the chip's table; no published time checks it"
 )
 
 

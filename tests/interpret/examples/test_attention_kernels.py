@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import jax
@@ -10,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from optional_packages import NEEDS_TOKAMAX
 from transformer.attention import attend, plain_attention
 from transformer.models import configured
 from transformer.sharding import Sharding
 from transformer.tokamax_kernels import for_another_machine
 
 LENGTH = 256
-# It needs Python 3.12; no environment of the tests has it.
-NEEDS_TOKAMAX = pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason="tokamax is not installed")
 
 
 @pytest.mark.exhaustive

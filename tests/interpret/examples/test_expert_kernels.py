@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from unittest import mock
 
 import jax
@@ -11,13 +10,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from optional_packages import NEEDS_TOKAMAX
 from transformer.experts import routed
 from transformer.models import configured
 from transformer.sharding import Sharding
 from transformer.tokamax_kernels import for_another_machine
 
-# It needs Python 3.12; no environment of the tests has it.
-NEEDS_TOKAMAX = pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason="tokamax is not installed")
 TOKENS = 128
 
 
