@@ -28,6 +28,10 @@ _HIGHEST_STATE = ClockState(
     "Tflop/s with it and scoped_vmem_limit_kib=65536, 950 without flags); with both flags XLA's 8192³ is simulated in "
     "1019.8 µs, published 1016.9 (gpu-tpu-pedia, results_v7_trace.csv), which would fit 2.176 GHz",
 )
+_HOST_LINK = (
+    "half of a chip's 64 GB/s, with which libtpu 0.0.42.1 and 0.0.50.1 schedule copies to the host "
+    "(benchmarks/host_link.py); for v4 and v6e they have 16 and 32 GB/s, as jax-ml/scaling-book"
+)
 _REFIT = (
     "with that bandwidth, fitted to half of 30 published device times of a ragged kernel (tokamax tuning cache), and "
     "rounded; the other half is 2.2 % off (median), and XLA's products, which were not fitted to, by up to 4.1 %"
@@ -48,7 +52,7 @@ V7X = with_sources(
         hbm_bytes_per_s_per_chip=sourced(7380e9, DOCS),
         ici_bytes_per_s_per_chip=sourced(1200e9, DOCS),
         ici_links_per_chip=sourced(6, sources.TORUS_3D),
-        host_bytes_per_s=sourced(16e9, "assumed: half of a chip's, which is taken to have that of v6e; none was found"),
+        host_bytes_per_s=sourced(32e9, _HOST_LINK),
         vmem_bytes_per_core=sourced(64 * 2**20, _COMPILER),
         usable_vmem_bytes_per_core=sourced(64 * 2**20, _COMPILER),
         scoped_vmem_bytes=sourced(32 * 2**20, _COMPILER),
