@@ -1,9 +1,9 @@
-"""List the rates of copies between chip and host in libtpu's scheduler, next to those of `systolic chips`.
+"""List the rates of copies between chip and host in libtpu's scheduler, next to `systolic chips`.
 
     python benchmarks/host_link.py
 
-libtpu's log of a schedule states how many cycles it expects a copy to take. Its rates are read as those of a chip: for
-v4 and v6e they are the published ones. Both devices of a v7x chip share a link. No TPU is needed.
+libtpu's log of a schedule states how many cycles it expects a copy to take. Its rates are read as rates of
+a chip: for v4 and v6e they are the published ones. Both devices of a v7x chip share a link. No TPU is needed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def compile_copies(topology: str) -> None:
     chip = NamedSharding(mesh, PartitionSpec("devices"))
 
     def there_and_back(x: jax.Array, w: jax.Array) -> jax.Array:
-        kept = jax.device_put(x, chip.with_memory_kind("pinned_host"))
-        return jnp.tanh(x @ w) @ w + jax.device_put(kept, chip)
+        on_host = jax.device_put(x, chip.with_memory_kind("pinned_host"))
+        return jnp.tanh(x @ w) @ w + jax.device_put(on_host, chip)
 
     x = jax.ShapeDtypeStruct((mesh.size * SHAPE[0], SHAPE[1]), DTYPE, sharding=chip)
     w = jax.ShapeDtypeStruct((SHAPE[1], SHAPE[1]), DTYPE, sharding=NamedSharding(mesh, PartitionSpec()))
