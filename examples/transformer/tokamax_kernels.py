@@ -6,6 +6,7 @@ tokamax has to be installed, and needs Python 3.12 or later.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from typing import Any
 
@@ -28,16 +29,37 @@ def tokamax_splash() -> tuple[Any, Any]:
 
 
 def grouped_product(rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Multiply the rows of each group by the group's matrix, in the tiles that tokamax chooses: (rows, columns)."""
+    """Multiply the rows of each group by the group's matrix: (rows, columns).
+
+    tokamax takes the tiles that it has tuned for the chip and the shapes, if it has, and else chooses some.
+    """
     tokamax = _tokamax("tokamax")
     return tokamax.ragged_dot(
         lhs=rows,
         rhs=matrices,
         group_sizes=tokamax.RaggedDotGroupSizes(sizes, rows.shape[0]),
         precision=jax.lax.Precision.DEFAULT,
-        preferred_element_type=rows.dtype,
-        implementation="mosaic",
+        implementation=(_grouped_kernel(),),
     )
+
+
+@functools.cache
+def _grouped_kernel() -> Any:
+    """Return the kernel whose calls have the arguments for which tokamax has kept tuned tiles.
+
+    Since jax 0.12, tokamax' own gradients state their manual axes, for which no tiles are kept. Here they have none.
+    """
+    package = "tokamax._src.ops.ragged_dot"
+    kernel = _tokamax(f"{package}.pallas_mosaic_tpu").PallasMosaicTpuRaggedDot(bypass_device_check=True)
+
+    def without_axes(*arrays: jax.Array, manual_axis_type: Any = None, **options: Any) -> jax.Array:
+        del manual_axis_type
+        return kernel(*arrays, **options)
+
+    gradients = functools.partial(
+        _tokamax(f"{package}.base").vjp, dlhs_ragged_dot=without_axes, drhs_ragged_dot=without_axes
+    )
+    return kernel.replace(vjp=gradients)
 
 
 def _tokamax(module: str) -> Any:
