@@ -15,7 +15,7 @@ from typing import Any
 # Primitives that call the one function among their parameters once, with all of their operands: unchanged,
 PLAIN_CALLS = frozenset(("closed_call", "jit", "remat2", "xla_metadata_call"))
 # or replaced by another definition under a transformation or on a platform. "remat_opt" is the forward function of a
-# `custom_vjp` with `optimize_remat`.
+# `custom_vjp` with `optimize_remat`, and since jax 0.12 "eval_jaxpr" where the function is not differentiated again.
 CALLS = PLAIN_CALLS | frozenset(
     (
         "composite",
@@ -23,6 +23,7 @@ CALLS = PLAIN_CALLS | frozenset(
         "custom_jvp_call_jaxpr",
         "custom_vjp_call",
         "custom_vmap_call",
+        "eval_jaxpr",
         "kernel_or_xla",
         "remat_opt",
     )

@@ -89,6 +89,28 @@ def test_values_in_the_forward_function_of_a_custom_vjp_that_may_be_dropped() ->
     np.testing.assert_array_equal(backward, index + 2)
 
 
+def test_values_in_the_forward_function_of_a_custom_vjp_in_a_loop() -> None:
+    """Since jax 0.12 the forward pass has it as `eval_jaxpr`. Nothing needs what is computed again."""
+
+    @jax.custom_vjp
+    def gathered(index, x):
+        return gather(index, x)
+
+    gathered.defvjp(
+        lambda index, x: (gather(index + 1, x), index),
+        lambda index, g: (None, gather(index + 2, g)),
+        optimize_remat=True,
+    )
+
+    def loss(x, index):
+        layer = jax.checkpoint(lambda x, _: (gathered(index, x), None))
+        return jnp.sum(lax.scan(layer, x, None, length=2)[0])
+
+    index = INDEX % 4
+    values = first_operands(lambda x, index: jax.value_and_grad(loss)(x, index), X, index)
+    np.testing.assert_array_equal(values, [index, index, index + 2, index + 2])
+
+
 def test_values_of_a_function_for_a_mesh_that_is_not_there() -> None:
     """Its explicit axes are in the types of values and in parameters of operations, here of iota and broadcast."""
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
