@@ -144,7 +144,7 @@ _CALLED = (
     "send_descriptor set_remote start_barna_core wait_for_sparse_core "
     "general signal_any picked together apart store_on_some own on_any type int bool "
     "stream copy task barrier read_argument write_argument lanes lanes_below round tile core refuse fetch_add "
-    "read_flag signal_inside next_round goes_on early_wait"
+    "lanes_of_both read_flag signal_inside next_round goes_on early_wait"
 )
 
 

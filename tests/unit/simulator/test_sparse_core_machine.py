@@ -137,6 +137,20 @@ def test_lanes_below_a_scalar_count() -> None:
         run_tiles([*code, "_ = swait.ge [sflag:$0x5], $0x200"])
 
 
+@pytest.mark.parametrize(("rows", "words"), [(3, 0x180), (8, 0x400), (11, 0x580), (16, 0x800)])
+def test_lanes_of_two_masks_count_where_both_have_them(rows: int, words: int) -> None:
+    """A gather of the last rows goes in halves of the lanes."""
+    code = [f"s0 = simm.s32 ${rows:#x}; v6 = vlaneseq.u32", "v5 = vmov s0; vm1 = vmmov $0xff; vm2 = vcmask $0x3F20"]
+    code += ["vm0 = vgt.u32 v5, v6", "vm3 = vmand vm0, vm1", "vm4 = vmand vm0, vm2"]
+    for mask in ("vm3", "vm4"):
+        code += [f"[tilespmem:s0], [sflag:$0x5] = stream.indirect_vreg.gather [hbm:s0], $0x80, v0, {mask}, $0x38"]
+    # It ends, but for the sequencer, which nobody tells.
+    with pytest.raises(DeadlockError, match=r"^gather, line \d+: _ = swait.ge \[sflag:\$0x1\], \$0x1 waits[^;]*$"):
+        run_tiles([*code, f"_ = swait.eq [sflag:$0x5], ${words:#x}"])
+    with pytest.raises(DeadlockError, match=r"\[sflag:\$0x5\]"):
+        run_tiles([*code, f"_ = swait.ge [sflag:$0x5], ${words + 1:#x}"])
+
+
 def test_a_halt_with_a_condition_ends_the_task() -> None:
     code = ["s0 = simm.s32 $0x1", "p0 = seq.s32 s0, $0x1", "_ = shalt @p0", "_ = swait.ge [sflag:$0x9], $0x1"]
     with pytest.raises(DeadlockError) as caught:

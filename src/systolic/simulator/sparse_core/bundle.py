@@ -159,14 +159,14 @@ class BundleReader:
         return result
 
     def _mask(self, instruction: SparseInstruction) -> str:
-        """Return the expression for the number of lanes of a mask."""
+        """Return the expression for the lanes of a mask, a bit for each."""
         operands, lanes = instruction.operands, mask_lanes(instruction)
         if instruction.opcode == LANES_BELOW and self._compared.issuperset(operands) and not instruction.predicate:
             limit, numbers = (self._variable("w" + text[1:]) for text in operands)
             return f"lanes_below({limit}, {numbers})"
-        if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
+        if instruction.opcode == "vmand":
             first, other = (self._variable("x" + text[2:]) for text in operands)
-            return f"({first} if {other}.__class__ is Unknown else {other})"
+            return f"lanes_of_both({first}, {other})"
         return "computed" if lanes is None else number(lanes)
 
     def _in_all_lanes(self, instruction: SparseInstruction) -> str:

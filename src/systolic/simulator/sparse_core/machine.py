@@ -33,7 +33,7 @@ _POLLS = 8  # after more equal reads of a word in a row, a tile is taken to wait
 CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
     *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core", "general", "refuse", "fetch_add"),
-    *("read_flag", "signal_inside", "left"),
+    *("lanes_of_both", "read_flag", "signal_inside", "left"),
 )
 
 
@@ -255,16 +255,23 @@ class SparseMachine:
 
     # ---- values ----
 
-    def lanes(self, count: int | Unknown) -> int:
-        if isinstance(count, Unknown):
-            raise SimulationError(f"how many lanes a stream's mask has depends on {count.why}")
-        return count
+    def lanes(self, mask: int | Unknown) -> int:
+        """Count the lanes of a mask."""
+        if isinstance(mask, Unknown):
+            raise SimulationError(f"how many lanes a stream's mask has depends on {mask.why}")
+        return mask.bit_count()
 
     def lanes_below(self, limit: int | Unknown, numbers: int | Unknown) -> int | Unknown:
-        """Count the lanes whose number is below a limit, where `numbers` are the lanes' numbers."""
+        """Return the mask of lanes whose number is below a limit, where `numbers` are the lanes' numbers."""
         if isinstance(limit, Unknown) or numbers is not LANE_NUMBERS:
             return COMPUTED
-        return min(limit, self._lane_count)
+        return (1 << min(limit, self._lane_count)) - 1
+
+    def lanes_of_both(self, first: int | Unknown, other: int | Unknown) -> int | Unknown:
+        """Return the lanes that both masks have. One that is not known says which indices are within bounds: all."""
+        if isinstance(first, Unknown):
+            return other
+        return first if isinstance(other, Unknown) else first & other
 
     def load(self, address: Any) -> Any:
         if isinstance(address, Unknown):

@@ -89,13 +89,13 @@ def space_of(place: str, instruction: SparseInstruction) -> str:
 
 
 def mask_lanes(instruction: SparseInstruction) -> int | None:
-    """Count the lanes of a mask with immediate bits; None for other masks."""
+    """Return the lanes of a mask with immediate bits, a bit for each; None for other masks."""
     bits = instruction.operands[-1]
     if not bits.startswith("$"):
         return None
     if instruction.opcode == "vmmov":
-        return int(bits[1:], 0).bit_count()
+        return int(bits[1:], 0)
     if instruction.opcode == "vcmask":  # from the low byte's lane on, up to the high byte's
         last, first = divmod(int(bits[1:], 0), 256)
-        return (last + 1 - first) // _MASK_STEPS
+        return (1 << (last + 1) // _MASK_STEPS) - (1 << first // _MASK_STEPS)
     return None
