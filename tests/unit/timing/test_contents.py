@@ -51,6 +51,19 @@ def gather(index, x):
     return pl.pallas_call(kernel, out_shape=x, grid_spec=spec)(index, x)
 
 
+@jax.custom_vjp
+def gathered(index, x):
+    """A function whose forward function JAX may drop: it gathers by `index` + 1, the backward function by + 2."""
+    return gather(index, x)
+
+
+gathered.defvjp(
+    lambda index, x: (gather(index + 1, x), index),
+    lambda index, g: (None, gather(index + 2, g)),
+    optimize_remat=True,
+)
+
+
 def found(fn, *args):
     jaxpr = jax.make_jaxpr(fn)(*args)
     names = [f"a{number}" for number in range(len(args))]
@@ -69,16 +82,6 @@ def test_values_computed_from_an_argument() -> None:
 def test_values_in_the_forward_function_of_a_custom_vjp_that_may_be_dropped() -> None:
     """With `optimize_remat` JAX keeps it as an equation of its own, `remat_opt`."""
 
-    @jax.custom_vjp
-    def gathered(index, x):
-        return gather(index, x)
-
-    gathered.defvjp(
-        lambda index, x: (gather(index + 1, x), index),
-        lambda index, g: (None, gather(index + 2, g)),
-        optimize_remat=True,
-    )
-
     def gradient(index, x):
         value, backward = jax.vjp(lambda x: gathered(index, x), x)
         return value, backward(value)
@@ -91,16 +94,6 @@ def test_values_in_the_forward_function_of_a_custom_vjp_that_may_be_dropped() ->
 
 def test_values_in_the_forward_function_of_a_custom_vjp_in_a_loop() -> None:
     """Since jax 0.12 the forward pass has it as `eval_jaxpr`. Nothing needs what is computed again."""
-
-    @jax.custom_vjp
-    def gathered(index, x):
-        return gather(index, x)
-
-    gathered.defvjp(
-        lambda index, x: (gather(index + 1, x), index),
-        lambda index, g: (None, gather(index + 2, g)),
-        optimize_remat=True,
-    )
 
     def loss(x, index):
         layer = jax.checkpoint(lambda x, _: (gathered(index, x), None))
