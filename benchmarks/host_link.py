@@ -55,9 +55,13 @@ def compile_copies(topology: str) -> None:
 def scheduled_bytes_per_s(chip: Chip) -> float:
     """Return the rate of the link in libtpu's scheduler, in bytes a second."""
     command = [sys.executable, __file__, "--compile", chip.topology]
-    log = subprocess.run(command, env=os.environ | LOGGED, capture_output=True, text=True, check=True).stderr
-    cycles = max(float(latency) for latency in COPY.findall(log))
-    return SHAPE[0] * SHAPE[1] * DTYPE.dtype.itemsize / cycles * CLOCK_HZ[chip.name]
+    log = subprocess.run(command, env=os.environ | LOGGED, capture_output=True, text=True).stderr
+    cycles = [float(latency) for latency in COPY.findall(log)]
+    if not cycles:
+        raise click.ClickException(
+            f"libtpu's log for {chip.name} names no copy to the host; it ends with\n{log[-2000:]}"
+        )
+    return SHAPE[0] * SHAPE[1] * DTYPE.dtype.itemsize / max(cycles) * CLOCK_HZ[chip.name]
 
 
 @click.command(epilog="Example: python benchmarks/host_link.py")

@@ -50,7 +50,7 @@ def _grouped_kernel() -> Any:
     Since jax 0.12, tokamax' own gradients state their manual axes, for which no tiles are kept. Here they have none.
     """
     package = "tokamax._src.ops.ragged_dot"
-    kernel = _tokamax(f"{package}.pallas_mosaic_tpu").PallasMosaicTpuRaggedDot(bypass_device_check=True)
+    kernel = _tokamax(f"{package}.pallas_mosaic_tpu").PallasMosaicTpuRaggedDot()
 
     def without_axes(*arrays: jax.Array, manual_axis_type: Any = None, **options: Any) -> jax.Array:
         del manual_axis_type

@@ -11,12 +11,13 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from optional_packages import NEEDS_TOKAMAX
-from transformer.experts import routed
+from transformer.experts import product_by_expert, routed
 from transformer.models import configured
 from transformer.sharding import Sharding
 from transformer.tokamax_kernels import for_another_machine
 
 TOKENS = 128
+QWEN_ROWS = 16 * 4096 * 8  # of a device in its published step
 
 
 @pytest.mark.exhaustive
@@ -54,3 +55,23 @@ def test_a_kernel_multiplies_groups_as_plain_jax_does(grouped: str) -> None:
         reference = np.asarray(reference, np.float32)
         # Hidden values and results are rounded to bfloat16.
         assert np.linalg.norm(np.asarray(value, np.float32) - reference) <= 2**-6 * np.linalg.norm(reference)
+
+
+@pytest.mark.exhaustive
+@NEEDS_TOKAMAX
+def test_products_of_a_published_step_have_the_tiles_that_tokamax_has_tuned(caplog: pytest.LogCaptureFixture) -> None:
+    config = configured("qwen3-235b-a22b", grouped="tokamax")
+    sizes = jnp.full(config.experts, QWEN_ROWS // config.experts, jnp.int32)
+
+    def both_ways(rows, matrices):
+        product, backward = jax.vjp(
+            lambda rows, matrices: product_by_expert(rows, matrices, sizes, config), rows, matrices
+        )
+        return backward(product)
+
+    chip = AbstractMesh((), (), abstract_device=AbstractDevice("TPU7x", 1, platform="tpu"))
+    with for_another_machine(config), use_abstract_mesh(chip):
+        for inner, outer in ((config.width, config.expert_width), (config.expert_width, config.width)):
+            shapes = (QWEN_ROWS, inner), (config.experts, inner, outer)
+            jax.eval_shape(both_ways, *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes))
+    assert "Autotuning cache miss" not in caplog.text
