@@ -147,7 +147,14 @@ RECIPES = (
             "seq": 8192,
             "remat": "offload:input+down",
             "loss_chunks": 4,
-            "blocks": {**_FUSED_2048, "block_kv_compute": 1024, "block_kv_dkv_compute": 512},
+            "attention": "tokamax",
+            "blocks": {
+                **_FUSED_2048,
+                "block_kv_compute": 1024,
+                "block_kv_dkv_compute": 512,
+                **dict.fromkeys(("q_layout", "k_layout"), "SEQ_MINOR"),
+                "use_experimental_scheduler": True,
+            },
         },
         flags={
             "xla_tpu_scoped_vmem_limit_kib": "65536",
@@ -157,8 +164,7 @@ RECIPES = (
             "xla_tpu_enable_ici_ar_pipelining": "true",
         },
         source=f"{TPU_RECIPES}/ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8/run_recipe.sh",
-        differs="keys and values stay on the device in the recipe; moments of 16 bits; JAX's splash attention in place "
-        "of tokamax'",
+        differs="keys and values stay on the device in the recipe; moments of 16 bits; tokamax 0.0.17",
     ),
     Recipe(
         chip="v7x",
