@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -148,14 +148,45 @@ def test_a_program_does_the_same_without_what_is_left_out(
     known += ["p1 = seq.s32 s1, s1", "p2 = sne.s32 s1, s1", "[smem:$0x40] = sst s2", "[smem:$0x41] = sst s3"]
     branch = ["s9 = sadd.s32 $0x1, s9", "p3 = slt.s32 s9, $0x4", ".Ltmp1:", "(pc) = sbr.rel @p3 .LBB2_1-.Ltmp1, $1"]
     loop = ["s9 = simm.s32 $0x0", ".LBB2_1:", *body, *branch, "_ = snop"]
-    code = [*known, *before, *loop, *after, f"[smem:$0x42] = sst {stores}s1"]
+    ends = ["s4 = sld [smem:$0x40]", "s5 = sld [smem:$0x41]", f"[sflag:$0x20] = ssyncadd.s32 {stores}s1"]
+    ends += ["[sflag:$0x21] = ssyncadd.s32 s4", "[sflag:$0x22] = ssyncadd.s32 s5"]
+    code = [*known, *before, *loop, *after, *ends]
 
-    def outcome() -> tuple[int, Mapping[int, object]]:
+    def outcome() -> tuple[int, list[int]]:
         device = Device(a_chip(), gather([*ON_TILE_0, *code, *ENDS]))
         device.launch(0)
-        return device.end(), device.cores._cores[0].tiles[0].memory
+        flags = device.cores._cores[0].tiles[0].flags
+        return device.end(), [flags._flag(number).total for number in (0x20, 0x21, 0x22)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(translate, "leave_out_dead_values", lambda blocks, code: None)
+        patch.setattr(translate, "leave_out_dead_values", lambda blocks, code: [frozenset()] * len(blocks))
+        patch.setattr(translate, "constant_words", lambda section, symbols: frozenset())
         executed = outcome()
     assert outcome() == executed
+
+
+class TestOwnWords:
+    """Words of a tile's memory that only its program reads and writes, at constant addresses, are variables."""
+
+    def test_addresses_that_are_spilled_are_left_out(self) -> None:
+        code = ["s6 = simm.s32 $0x5", "s6 = sadd.s32 $0x7, s6", "[smem:$0x40] = sst s6", "s7 = sld [smem:$0x40]"]
+        body = tiles([*code, "[smem:$0x41] = sst s7"]).source.partition("while True")[2]
+        assert "store(" not in body
+        assert "load(" not in body
+        assert "s6" not in body
+
+    def test_what_decides_is_kept(self) -> None:
+        code = ["s6 = simm.s32 $0x5", "[smem:$0x40] = sst s6", "s7 = sld [smem:$0x40]"]
+        source = tiles([*code, "[sflag:$0x20] = ssyncadd.s32 s7"]).source
+        assert "m_64" in source
+        assert "store(" not in source.partition("while True")[2]
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            ["s7 = sld [smem:$0x40]", "[smem:$0x40] = sst s7", "[sflag:$0x20] = ssyncadd.s32 s7"],  # from a task before
+            ["[smem:$0x40] = sst s6", "s7 = sld [smem:s6]", "[sflag:$0x20] = ssyncadd.s32 s7"],  # any of them is read
+        ],
+    )
+    def test_words_of_others_stay_in_memory(self, code: list[str]) -> None:
+        assert "store(t, 64, " in tiles(["s6 = simm.s32 $0x40", *code]).source

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Set
+from string import digits
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.sparse_core.blocks import delay_cycles
@@ -30,15 +31,24 @@ class BundleReader:
       symbols: values of its names.
       takes_turns: other programs may act before an event of this one that reads what they change.
       jumps: `id`s of the branches that end blocks.
+      own_words: variables for words that nothing but this section reads or writes: `constant_words`.
     """
 
     def __init__(
-        self, name: str, section: SparseSection, symbols: Mapping[str, int], *, takes_turns: bool, jumps: Set[int]
+        self,
+        name: str,
+        section: SparseSection,
+        symbols: Mapping[str, int],
+        *,
+        takes_turns: bool,
+        jumps: Set[int],
+        own_words: Set[str] = frozenset(),
     ) -> None:
         self._name = name
         self._symbols = symbols
         self._takes_turns = takes_turns
         self._jumps = jumps
+        self._own_words = own_words
         self.variables: set[str] = set()
         self._compared = frozenset(
             operand
@@ -66,6 +76,8 @@ class BundleReader:
             elif kind in ("branch", "branch out"):
                 if condition is not None and id(instruction) in self._jumps:
                     effects.append(Step([JUMP + (condition[0] if condition[1] else f"not {condition[0]}")], None))
+            elif (word := own_word(instruction, self._symbols)) is not None and word in self._own_words:
+                values.update(self._own(instruction, word, condition, values))
             elif effect := self._effect(instruction):
                 effects.append(Step([effect], condition))
             else:
@@ -121,6 +133,16 @@ class BundleReader:
         if kind == "unsupported":
             raise SimulationError(f"not understood: {instruction.text}")
         return []
+
+    def _own(
+        self, instruction: SparseInstruction, word: str, condition: Condition | None, others: Mapping[str, NewValue]
+    ) -> dict[str, NewValue]:
+        """Return the new value of a word that is a variable, or of the register that it is loaded into."""
+        if instruction.traits.kind in ("load", "read argument"):
+            return self._assigned(instruction, condition, others)
+        other = others.get(self._variable(word))
+        otherwise = word if other is None else f"({other.expression()})"
+        return {word: NewValue(self._operand(instruction.operands[0]), condition, otherwise)}
 
     def _effect(self, instruction: SparseInstruction) -> str | None:
         kind, operands = instruction.traits.kind, instruction.operands
@@ -180,6 +202,9 @@ class BundleReader:
 
     def _value(self, instruction: SparseInstruction) -> str:
         traits, operands = instruction.traits, instruction.operands
+        word = own_word(instruction, self._symbols)
+        if word is not None and word in self._own_words:
+            return self._variable(word)
         if traits.kind == "load":
             return f"load({self._place(operands[0])})"
         if traits.kind == "read flag":
@@ -219,3 +244,38 @@ class BundleReader:
     def _variable(self, name: str) -> str:
         self.variables.add(variable(name))
         return name
+
+
+# By kind of instruction, how the variable of its word begins.
+_WORD_KINDS = {"load": "m_", "store": "m_", "read argument": "m_a", "write argument": "m_a"}
+
+
+def own_word(instruction: SparseInstruction, symbols: Mapping[str, int]) -> str | None:
+    """Return a variable for the word at a constant address that is loaded or stored; None for other instructions."""
+    kind = instruction.traits.kind
+    if kind not in _WORD_KINDS:
+        return None
+    address = place((instruction.dests if kind in ("store", "write argument") else instruction.operands)[0], symbols)
+    return _WORD_KINDS[kind] + address if address.isdecimal() else None
+
+
+def constant_words(section: SparseSection, symbols: Mapping[str, int]) -> frozenset[str]:
+    """Return variables for the words of scalar memory, and arguments, all of whose accesses are at constant addresses.
+
+    There are none where an address is computed, or a copy may write some.
+    """
+    words: set[str] = set()
+    computed: set[str] = set()
+    for bundle in section.bundles:
+        for instruction in bundle.instructions:
+            kind = instruction.traits.kind
+            word = own_word(instruction, symbols)
+            if word is not None:
+                words.add(word)
+            elif kind in _WORD_KINDS:
+                computed.add(_WORD_KINDS[kind])
+            elif kind in ("copy", "copy to any device") and "smem" in instruction.text:
+                computed.add("m_")
+            elif kind == "task":
+                computed.add("m_a")
+    return frozenset(word for word in words if word.rstrip(digits) not in computed)

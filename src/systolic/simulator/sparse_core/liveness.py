@@ -14,16 +14,19 @@ from systolic.simulator.sparse_core.blocks import SparseBlock
 from systolic.simulator.sparse_core.code import BundleCode, Condition
 
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
-_VARIABLE = re.compile(r"\b[spwx]\d+\b", re.ASCII)
+_VARIABLE = re.compile(r"\b(?:[spwx]\d+|m_\w+)\b", re.ASCII)
 
 _Alive = defaultdict[str, set[Condition | None]]  # the conditions under which a register is read; None: always
 
 
-def leave_out_dead_values(blocks: Sequence[SparseBlock], code: Sequence[Sequence[BundleCode]]) -> None:
+def leave_out_dead_values(blocks: Sequence[SparseBlock], code: Sequence[Sequence[BundleCode]]) -> list[frozenset[str]]:
     """Remove the new values of registers that no event, effect or branch depends on.
 
     Args:
       code: of each block, its bundles'.
+
+    Returns:
+      The registers that are read after each block's begin before they get a value.
     """
     bundles = [[_Bundle(bundle) for bundle in reversed(of_block) if not bundle.is_empty] for of_block in code]
     alive_at = [_Alive(set) for _ in blocks]  # where a block begins
@@ -49,6 +52,7 @@ def leave_out_dead_values(blocks: Sequence[SparseBlock], code: Sequence[Sequence
     for of_block in bundles:
         for bundle in of_block:
             bundle.leave_out()
+    return [frozenset(name for name, conditions in alive.items() if conditions) for alive in alive_at]
 
 
 class _Bundle:

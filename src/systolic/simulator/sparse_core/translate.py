@@ -13,7 +13,7 @@ from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS
 from systolic.simulator.hardware.words import SCOPE
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
-from systolic.simulator.sparse_core.bundle import BundleReader
+from systolic.simulator.sparse_core.bundle import BundleReader, constant_words
 from systolic.simulator.sparse_core.code import BundleCode
 from systolic.simulator.sparse_core.listing import SparseListing, SparseSection
 from systolic.simulator.sparse_core.liveness import leave_out_dead_values, registers_in
@@ -44,12 +44,10 @@ class _Translator:
         self._section = section
         self._kind = kind
         self._blocks = split_section(name, section, kind)
-        jumps = {id(block.branch) for block in self._blocks}
-        self._reader = BundleReader(name, section, symbols, takes_turns=kind != "tec", jumps=jumps)
+        self._symbols = symbols
 
     def translate(self) -> SparseFunction:
-        code = [[self._read(number) for number in range(block.first, block.last + 1)] for block in self._blocks]
-        leave_out_dead_values(self._blocks, code)
+        code = self._code()
         bodies = [self._block(index, code[index]) for index in range(len(code))]
         names = " = ".join(sorted(self._reader.variables))
         lines = [
@@ -70,6 +68,26 @@ class _Translator:
         labels = self._section.labels
         entries = {name: starts[at] for name, at in labels.items() if name[0] != "." and at in starts}
         return SparseFunction(name=title, run=scope["run"], entries=entries, source=source)
+
+    def _code(self) -> list[list[BundleCode]]:
+        """Read all bundles; a tile's own words of memory, to which registers are spilled, are variables.
+
+        A word that may be read before it is written has a value from outside, and is no variable.
+        """
+        jumps = {id(block.branch) for block in self._blocks}
+        is_tile = self._kind == "tec"
+        own = constant_words(self._section, self._symbols) if is_tile else frozenset()
+        starts = {0, *(at for label, at in self._section.labels.items() if label[0] != ".")}
+        while True:
+            self._reader = BundleReader(
+                self._name, self._section, self._symbols, takes_turns=not is_tile, jumps=jumps, own_words=own
+            )
+            code = [[self._read(number) for number in range(block.first, block.last + 1)] for block in self._blocks]
+            alive = leave_out_dead_values(self._blocks, code)
+            read = frozenset().union(*(alive[i] for i, block in enumerate(self._blocks) if block.first in starts))
+            if own.isdisjoint(read):
+                return code
+            own -= read
 
     def _read(self, number: int) -> BundleCode:
         bundle = self._section.bundles[number]
