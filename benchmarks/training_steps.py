@@ -90,6 +90,13 @@ def kept_or_reason(
     return record(row, recipe, None, stale or "not predicted yet")
 
 
+def lasting_result(result: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what is kept of a row: its result, or an earlier one of the same recipe if only that has a time."""
+    if earlier is None or result["predicted_s"] is not None or earlier["recipe"] != result["recipe"]:
+        return result
+    return earlier
+
+
 def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
     """Return the published time; for a row with a rate only, the model's operations over the rate."""
     if row["time_us"] or recipe.rate_tflops is None:
@@ -214,7 +221,8 @@ def main(predict: str | None, maxtext: bool, workers: Workers, json_file: str | 
                 rows.append(failed | {"recipe": recipe and compiled_recipe(recipe)})
             bar.done(row["op"])
     if jobs:
-        write_text(kept_file, json.dumps({"rows": rows}, indent=1) + "\n")
+        lasting = [lasting_result(row, kept.get(_key(row))) for row in rows]
+        write_text(kept_file, json.dumps({"rows": lasting}, indent=1) + "\n")
     if json_file is not None:
         write_json(json_file, "training_steps", rows, summary_of(rows))
     if json_file != "-":

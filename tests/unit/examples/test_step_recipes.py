@@ -20,6 +20,7 @@ from training_steps import (
     compiled_recipe,
     kept_or_reason,
     kept_results,
+    lasting_result,
     main,
     published_us,
     record,
@@ -82,6 +83,17 @@ def test_a_result_is_kept_until_its_recipe_changes() -> None:
     assert stale["predicted_s"] is None
     assert "recipe changed" in stale["reason"]
     assert kept_or_reason(row, recipe, {})["reason"] == "not predicted yet"
+
+
+def test_a_failed_prediction_loses_no_earlier_one() -> None:
+    earlier = {"predicted_s": 2.0, "recipe": {"batch": 1}}
+    failed = {"predicted_s": None, "recipe": {"batch": 1}}
+    assert lasting_result(failed, earlier) is earlier
+    assert lasting_result(failed, None) is failed
+    again = earlier | {"predicted_s": 3.0}
+    assert lasting_result(again, earlier) is again
+    of_another_recipe = failed | {"recipe": {"batch": 2}}
+    assert lasting_result(of_another_recipe, earlier) is of_another_recipe
 
 
 def test_every_row_has_a_result_or_a_reason() -> None:
