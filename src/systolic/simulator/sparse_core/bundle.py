@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Set
-from string import digits
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.sparse_core.blocks import delay_cycles
 from systolic.simulator.sparse_core.code import JUMP, BundleCode, Condition, NewValue, Step
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseSection
+from systolic.simulator.sparse_core.own_words import own_word
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
 from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
 from systolic.simulator.translating.control_flow import until
@@ -31,7 +31,7 @@ class BundleReader:
       symbols: values of its names.
       takes_turns: other programs may act before an event of this one that reads what they change.
       jumps: `id`s of the branches that end blocks.
-      own_words: variables for words that nothing but this section reads or writes: `constant_words`.
+      own_words: variables for words that nothing but this section reads or writes: `own_words`.
     """
 
     def __init__(
@@ -244,38 +244,3 @@ class BundleReader:
     def _variable(self, name: str) -> str:
         self.variables.add(variable(name))
         return name
-
-
-# By kind of instruction, how the variable of its word begins.
-_WORD_KINDS = {"load": "m_", "store": "m_", "read argument": "m_a", "write argument": "m_a"}
-
-
-def own_word(instruction: SparseInstruction, symbols: Mapping[str, int]) -> str | None:
-    """Return a variable for the word at a constant address that is loaded or stored; None for other instructions."""
-    kind = instruction.traits.kind
-    if kind not in _WORD_KINDS:
-        return None
-    address = place((instruction.dests if kind in ("store", "write argument") else instruction.operands)[0], symbols)
-    return _WORD_KINDS[kind] + address if address.isdecimal() else None
-
-
-def constant_words(section: SparseSection, symbols: Mapping[str, int]) -> frozenset[str]:
-    """Return variables for the words of scalar memory, and arguments, all of whose accesses are at constant addresses.
-
-    There are none where an address is computed, or a copy may write some.
-    """
-    words: set[str] = set()
-    computed: set[str] = set()
-    for bundle in section.bundles:
-        for instruction in bundle.instructions:
-            kind = instruction.traits.kind
-            word = own_word(instruction, symbols)
-            if word is not None:
-                words.add(word)
-            elif kind in _WORD_KINDS:
-                computed.add(_WORD_KINDS[kind])
-            elif kind in ("copy", "copy to any device") and "smem" in instruction.text:
-                computed.add("m_")
-            elif kind == "task":
-                computed.add("m_a")
-    return frozenset(word for word in words if word.rstrip(digits) not in computed)

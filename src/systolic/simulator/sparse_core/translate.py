@@ -13,11 +13,12 @@ from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS
 from systolic.simulator.hardware.words import SCOPE
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
-from systolic.simulator.sparse_core.bundle import BundleReader, constant_words
+from systolic.simulator.sparse_core.bundle import BundleReader
 from systolic.simulator.sparse_core.code import BundleCode
 from systolic.simulator.sparse_core.listing import SparseListing, SparseSection
 from systolic.simulator.sparse_core.liveness import leave_out_dead_values, registers_in
 from systolic.simulator.sparse_core.machine import CALLED
+from systolic.simulator.sparse_core.own_words import constant_words
 from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 from systolic.simulator.translating.control_flow import dispatch
 
