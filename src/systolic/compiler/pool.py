@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from systolic.compiler.blame import record_line
 from systolic.compiler.caller_globals import SentGlobal
+from systolic.compiler.endings import CompilerCrash
 from systolic.compiler.errors import CompilerError, TaskError
 from systolic.compiler.folders import sweep_worker_folders
 from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits, group_use
@@ -25,6 +26,9 @@ _R = TypeVar("_R")
 
 # Of a worker's memory: the compiler keeps some of every job, and the next one needs room.
 _HELD_SHARE = 0.5
+
+# JAX's runtime of the CPU died in one of thousands of runs on virtual devices; a kernel's fault shows a second time.
+_DEATHS_OF_RUNTIME = ("SIGSEGV", "SIGABRT", "SIGBUS")
 
 
 class WorkerPoolError(ValueError):
@@ -90,10 +94,10 @@ class WorkerPool:
             label: names the job in errors, such as "mm for v5e".
 
         Returns:
-            A future. It can be cancelled while it waits for a worker. It raises `CompilerCrash` if the worker died,
-            `CompilerTimeout` if it was too slow, `CompilerOutOfMemory` if it took too much memory, `FunctionExit` if
-            the task exited the program, `CompilerError` if the pool was closed meanwhile, `TaskError` if the outcome
-            cannot be sent, and otherwise the exception of the task.
+            A future. It can be cancelled while it waits for a worker. It raises `CompilerCrash` if the worker died (if
+            a second one did too, in interpret mode), `CompilerTimeout` if it was too slow, `CompilerOutOfMemory` if it
+            took too much memory, `FunctionExit` if the task exited the program, `CompilerError` if the pool was closed
+            meanwhile, `TaskError` if the outcome cannot be sent, and otherwise the exception of the task.
 
         Raises:
             CompilerError: the pool is closed.
@@ -124,6 +128,14 @@ class WorkerPool:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, job: tuple[bytes, tuple[SentGlobal, ...]], limits: Limits, label: str) -> Any:
+        try:
+            return self._run_once(job, limits, label)
+        except CompilerCrash as crash:
+            if crash.stage != "interpreting" or crash.signal_name not in _DEATHS_OF_RUNTIME:
+                raise
+        return self._run_once(job, limits, label)
+
+    def _run_once(self, job: tuple[bytes, tuple[SentGlobal, ...]], limits: Limits, label: str) -> Any:
         worker = self._take()
         keep = False
         try:

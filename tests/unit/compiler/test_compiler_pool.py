@@ -120,6 +120,28 @@ def test_an_abort_costs_one_job(pool):
     assert pool.submit(add, 1, 1).result() == 2
 
 
+@pytest.mark.parametrize(
+    ("stage", "deaths", "survives"), [("interpreting", 1, True), ("interpreting", 2, False), ("compiling", 1, False)]
+)
+def test_interpret_mode_is_tried_again_once(pool, tmp_path, stage, deaths, survives):
+    def die(file):
+        with at_stage(stage), file.open("a") as lines:
+            lines.write("tried\n")
+            lines.flush()
+            if len(file.read_text().splitlines()) <= deaths:
+                os.kill(os.getpid(), signal.SIGSEGV)
+        return "an answer"
+
+    file = tmp_path / "tries"
+    future = pool.submit(die, file)
+    if survives:
+        assert future.result() == "an answer"
+    else:
+        with pytest.raises(CompilerCrash, match="SIGSEGV"):
+            future.result()
+    assert len(file.read_text().splitlines()) == (2 if stage == "interpreting" else 1)
+
+
 def test_an_exit_is_a_crash_with_its_code(pool):
     with pytest.raises(CompilerCrash) as caught:
         pool.submit(os._exit, 7).result()
