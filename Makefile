@@ -14,6 +14,7 @@ COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py
 	rewriting.py simulate_command.py tune_command.py)
 # Property tests take many examples; those of the oldest stack are enough.
 NO_PROPERTIES := -m 'not hypothesis and not exhaustive and not slow and not device'
+EXHAUSTIVE := (exhaustive or hypothesis) and not slow and not device
 # Their unit tests trace with JAX, which is the same in the lowest versions and on the oldest stack.
 TRACED_OPS := collective cross_entropy exchange functions gated grouped matmul moe sparse
 
@@ -23,7 +24,7 @@ define with_newest
 	else echo "the newest stack is not tested: there is no Python 3.13 or later here"; fi
 endef
 
-.PHONY: setup demo bytecode test test-exhaustive test-all test-newest setup-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
+.PHONY: setup demo bytecode test test-exhaustive test-half test-all test-newest setup-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,8 +48,10 @@ test: bytecode ## the quick selection of tests, in minutes; screenshots of pages
 	SYSTOLIC_SCREENSHOTS="$(CURDIR)/build/screenshots" $(BIN)/python $(PYTEST) $(TESTS)
 
 test-exhaustive: bytecode ## the cases that `make test` leaves out, and property tests with more examples
-	$(BIN)/python $(PYTEST) -m '(exhaustive or hypothesis) and not slow and not device' \
-	  --hypothesis-profile exhaustive $(TESTS)
+	$(BIN)/python $(PYTEST) -m '$(EXHAUSTIVE)' --hypothesis-profile exhaustive $(TESTS)
+
+test-half: bytecode ## of these every second case of a test: those that .ci/run has the time for
+	$(BIN)/python $(PYTEST) -m '$(EXHAUSTIVE) and not alternate' --hypothesis-profile exhaustive $(TESTS)
 
 test-all: test test-exhaustive ## all tests that need neither a device nor patience
 
@@ -85,7 +88,7 @@ lint: $(STAMP) ## ruff
 types: $(STAMP) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-check: lint types test-all ## what .ci/run does on the oldest stack
+check: lint types test test-half ## what .ci/run does on the oldest stack
 
 docs: $(STAMP) ## the pages, in build/docs; a warning is an error
 	$(BIN)/sphinx-build -E -a -W --keep-going -q docs build/docs

@@ -1,4 +1,4 @@
-"""The quick selection of `make test`, a few cases of large products, and that of `make test-exhaustive`."""
+"""The selections of `make test`, a few cases of large products, of `make test-exhaustive` and of `make test-half`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,22 @@ def examples(count: int) -> int:
 
 
 def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
-    """Mark the cases of tests marked `paired` that `make test-exhaustive` leaves out, and of `sampled` `make test`."""
+    """Mark the cases that selections leave out.
+
+    `make test-exhaustive` leaves out some of tests marked `paired`, `make test` some of `sampled`, and `make test-half`
+    every second one of those that `make test` leaves out.
+    """
     for _, functions in _cases(items, "paired"):
         _mark_others(functions, pytest.mark.slow, covering([_values(function) for function in functions], at_once=2))
     for count, functions in _cases(items, "sampled"):
         chosen = covering([_values(function) for function in functions], *count)
         _mark_others(functions, pytest.mark.exhaustive, chosen)
+    for _, functions in _cases(items, "exhaustive"):
+        _mark_others(functions, pytest.mark.alternate, set(range(0, len(functions), 2)))
 
 
 def _cases(items: Sequence[pytest.Item], name: str) -> Iterator[tuple[tuple[int, ...], list[pytest.Function]]]:
-    """Yield the cases of each test that bears the marker, but for slow ones, and the arguments of the marker."""
+    """Yield the cases of each test that bear the marker, but for slow ones, and the arguments of the marker."""
     cases: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker(name) and not item.get_closest_marker("slow"):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from hypothesis import settings
-from selection import covering, examples
+from selection import covering, examples, mark_exhaustive
 
 
 def test_each_value_is_chosen_once() -> None:
@@ -34,3 +34,15 @@ def test_each_pair_is_chosen_once() -> None:
 def test_profiles_differ_in_their_examples(monkeypatch: pytest.MonkeyPatch, profile: str, expected: list[int]) -> None:
     monkeypatch.setattr(type(settings), "default", settings.get_profile(profile), raising=False)
     assert [examples(1), examples(300)] == expected
+
+
+def test_every_second_exhaustive_case_is_left_out_by_ci(request: pytest.FixtureRequest) -> None:
+    def case(number: int, *markers: str) -> pytest.Function:
+        made = pytest.Function.from_parent(request.node.parent, name=f"test_something[{number}]", callobj=lambda: None)
+        for name in markers:
+            made.add_marker(name)
+        return made
+
+    cases = [case(0), *(case(number, "exhaustive") for number in range(1, 5)), case(5, "exhaustive", "slow")]
+    mark_exhaustive(cases)
+    assert [bool(made.get_closest_marker("alternate")) for made in cases] == [False, False, True, False, True, False]
