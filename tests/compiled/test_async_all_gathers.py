@@ -31,6 +31,7 @@ def beside_a_product(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.tanh(x @ x) @ lax.all_gather(w, ALL, tiled=True)
 
 
+@pytest.mark.exhaustive
 def test_an_all_gather_beside_a_product(pool) -> None:
     shape = SliceShape.parse(V4, "2x2x2")
     fn = ShardedFunction(

@@ -114,6 +114,7 @@ def test_what_is_fused_and_sizes_that_no_register_divides() -> None:
     assert systolic.simulate(odd, *shapes("bfloat16", 200, 300), chip="v5e").time_us > 0
 
 
+@pytest.mark.exhaustive
 def test_a_gated_product_into_an_array_in_three_passes() -> None:
     """Both arrays of matrices are read once, rows once or from VMEM; only rows of groups that are here are written."""
 

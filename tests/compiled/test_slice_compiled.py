@@ -190,7 +190,7 @@ def test_skipping_rounds_changes_nothing(
     assert min(skipped) > 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "topology"), [("v6e", "4x8"), ("v5p", "2x4x4"), ("v6e", "8x8")])
 def test_looking_collectives_up_changes_nothing(
     pool, monkeypatch: pytest.MonkeyPatch, name: str, topology: str

@@ -104,6 +104,7 @@ def test_programs_of_one_size_are_told_apart_by_the_loops_that_launch_them() -> 
     assert {tuple(started(run, core.core)) for core in run.sparse_cores if core.ops} == {tuple(expected)}
 
 
+@pytest.mark.exhaustive
 def test_work_of_sparse_cores_counts_where_values_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program is run again with other values, and may then take somewhat more iterations than before."""
 
