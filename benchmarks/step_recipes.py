@@ -195,6 +195,8 @@ RECIPES = (
         mesh={"fsdp": 512},
         parameters={
             "config": "qwen3-235b-a22b",
+            "attention": "tokamax",
+            "grouped": "tokamax",
             "batch": 16,
             "seq": 4096,
             "remat": "offload:input",
@@ -204,6 +206,7 @@ RECIPES = (
                 **dict.fromkeys(("block_q_dkv", "block_kv_dkv"), 2048),
                 "block_kv_dkv_compute": 1024,
                 "use_fused_bwd_kernel": True,
+                "k_layout": "SEQ_MINOR",
             },
         },
         flags={
@@ -214,8 +217,8 @@ RECIPES = (
             **HOST_OFFLOAD,
         },
         source=f"{TPU_RECIPES}/ironwood/qwen3-235b-a22b/4k-bf16-tpu7x-4x8x8/xpk/run_recipe.sh",
-        differs="older compiler; experts are chosen by top-k in place of random numbers, but as evenly; a product "
-        "looks up tokens; JAX's splash attention and megablox in place of tokamax' kernels; no loss balances experts",
+        differs="older compiler (jax 0.9.2); experts are chosen by top-k in place of random numbers, but as evenly; a "
+        "product looks up tokens; no loss balances experts; tokamax 0.0.17 and its tiles",
     ),
     Recipe(
         chip="v5p",
