@@ -191,7 +191,9 @@ def test_skipping_rounds_changes_nothing(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "topology"), [("v6e", "4x8"), ("v5p", "2x4x4"), ("v6e", "8x8")])
+@pytest.mark.parametrize(
+    ("name", "topology"), [("v6e", "4x8"), ("v5p", "2x4x4"), pytest.param("v6e", "8x8", marks=pytest.mark.slow)]
+)
 def test_looking_collectives_up_changes_nothing(
     pool, monkeypatch: pytest.MonkeyPatch, name: str, topology: str
 ) -> None:
