@@ -27,7 +27,7 @@ endef
 .PHONY: setup demo bytecode test test-exhaustive test-half test-all test-newest setup-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
 
 help: ## what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP) ## make .venv and install systolic with the versions that were tested
 
