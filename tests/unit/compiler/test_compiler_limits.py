@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S, wait_until
 
 from systolic.compiler import (
     CompilerCrash,
@@ -23,16 +24,8 @@ from systolic.compiler.endings import last_words
 from systolic.compiler.limits import LimitReachedError, Limits, Watch, group_use
 from systolic.compiler.memory import bearable_bytes
 
-PATIENCE_S = 60
 MIB = 2**20
 GIB = 2**30
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def spin():

@@ -76,7 +76,7 @@ class BundleReader:
             elif kind in ("branch", "branch out"):
                 if condition is not None and id(instruction) in self._jumps:
                     effects.append(Step([JUMP + (condition[0] if condition[1] else f"not {condition[0]}")], None))
-            elif (word := own_word(instruction, self._symbols)) is not None and word in self._own_words:
+            elif (word := self._own_word(instruction)) is not None:
                 values.update(self._own(instruction, word, condition, values))
             elif effect := self._effect(instruction):
                 effects.append(Step([effect], condition))
@@ -133,6 +133,10 @@ class BundleReader:
         if kind == "unsupported":
             raise SimulationError(f"not understood: {instruction.text}")
         return []
+
+    def _own_word(self, instruction: SparseInstruction) -> str | None:
+        word = own_word(instruction, self._symbols)
+        return word if word in self._own_words else None
 
     def _own(
         self, instruction: SparseInstruction, word: str, condition: Condition | None, others: Mapping[str, NewValue]
@@ -202,8 +206,7 @@ class BundleReader:
 
     def _value(self, instruction: SparseInstruction) -> str:
         traits, operands = instruction.traits, instruction.operands
-        word = own_word(instruction, self._symbols)
-        if word is not None and word in self._own_words:
+        if (word := self._own_word(instruction)) is not None:
             return self._variable(word)
         if traits.kind == "load":
             return f"load({self._place(operands[0])})"
